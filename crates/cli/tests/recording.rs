@@ -26,8 +26,8 @@ fn recorded(name: &str) -> PathBuf {
         let tensor = Tensor { name: "x".into(), datatype: DataType::Uint8, shape: vec![rows as i64, 1], data };
         let (send, answer) = channel();
         let on_answer = Box::new(move |answer| drop(send.send(answer)));
-        let (inputs, timeout) = (vec![tensor].into(), None);
-        let job = Job { model, inputs, rows, timeout, stage: None, client: 0, priority: 0, on_step: None, on_answer };
+        let inputs = vec![tensor].into();
+        let job = Job::new(model, inputs, rows, on_answer);
         engine.submit(job).unwrap();
         answer.recv_timeout(Duration::from_secs(120)).unwrap().unwrap();
     }

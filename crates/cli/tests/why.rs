@@ -25,8 +25,7 @@ fn recorded(name: &str) -> PathBuf {
             Tensor { name: "x".into(), datatype: DataType::Uint8, shape: vec![1, 1], data: Bytes::from(vec![0]) };
         let (send, inputs) = (send.clone(), vec![tensor].into());
         let on_answer = Box::new(move |answer: ripieno_runtime::JobResult| send.send(answer.is_ok()).unwrap());
-        let (timeout, stage, client, priority, on_step) = (None, None, 0, 0, None);
-        engine.submit(Job { model, inputs, rows: 1, timeout, stage, client, priority, on_step, on_answer }).unwrap();
+        engine.submit(Job::new(model, inputs, 1, on_answer)).unwrap();
     }
     for _ in 0..REQUESTS {
         answers.recv_timeout(Duration::from_secs(120)).unwrap();

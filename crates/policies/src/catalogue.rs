@@ -5,6 +5,7 @@
 //! `baselines/` if only comparisons use it.
 
 use crate::choice::DEFAULT_POLICY;
+use crate::faithful::Faithful;
 use crate::policy::{Chains, Form, Policy};
 use crate::symphony::{Halves, Matchmaker};
 use crate::{baselines, cellular_batching, dvabatch, late_batching, lazy_batching, options, symphony, unified};
@@ -54,7 +55,7 @@ pub fn build(name: &str, setup: &Setup, options: &Options) -> Result<Box<dyn Sch
 ///
 /// With the option [`FAITHFUL`] a published policy runs as its paper has it.
 pub fn build_served(name: &str, setup: &Setup, options: &Options) -> Result<Box<dyn Scheduler>, BuildError> {
-    let inner = Setup { limits: admission::widen(&setup.limits, 1), ..setup.clone() };
+    let inner = Setup { limits: admission::Shapes::widen(&setup.limits, 1), ..setup.clone() };
     let (server, options) = ServerLayers::read(name, options)?;
     let policy = build(name, &inner, &options)?;
     Ok(server.wrap(policy, setup, (0, 1)))
@@ -90,7 +91,7 @@ impl ServerLayers {
     fn wrap(self, policy: Box<dyn Scheduler>, setup: &Setup, part: (usize, usize)) -> Box<dyn Scheduler> {
         match self {
             ServerLayers::Admission(needs) => admission::wrap(policy, needs, setup, part),
-            ServerLayers::Faithful => admission::wrap_faithful(policy, setup, part),
+            ServerLayers::Faithful => Box::new(Faithful::new(policy, setup, part)),
         }
     }
 }
@@ -122,7 +123,7 @@ pub fn build_shards(name: &str, setup: &Setup, options: &Options, shards: usize)
     if shards <= 1 {
         return Ok(build_served(name, setup, options)?.into());
     }
-    let inner = Setup { limits: admission::widen(&setup.limits, shards), ..setup.clone() };
+    let inner = Setup { limits: admission::Shapes::widen(&setup.limits, shards), ..setup.clone() };
     if inner.limits.models > ID_SPACE {
         return Err(BuildError::Setup(format!("{shards} shards need more than {ID_SPACE} ids of models; run fewer")));
     }

@@ -68,7 +68,7 @@ use loom::model::Builder;
 use loom::thread;
 use offers::{OfferTable, OfferWriter};
 use ripieno_base::ModelId;
-use ripieno_sched::grants::Offer;
+use ripieno_policies::grants::Offer;
 use std::sync::Arc;
 use sync::{AtomicBool, Ordering};
 

@@ -59,6 +59,19 @@ pub struct Job {
     pub on_answer: Box<dyn FnOnce(JobResult) + Send>,
 }
 
+impl Job {
+    /// Creates a job of an unknown client: without a time limit of its own, steps or priority.
+    pub fn new(
+        model: ModelId,
+        inputs: Arc<[Tensor]>,
+        rows: usize,
+        on_answer: Box<dyn FnOnce(JobResult) + Send>,
+    ) -> Job {
+        let (timeout, stage, client, priority, on_step) = (None, None, 0, 0, None);
+        Job { model, inputs, rows, timeout, stage, client, priority, on_step, on_answer }
+    }
+}
+
 /// A client call whose inputs and outputs stay on a remote server. It holds only the information
 /// that the scheduler needs.
 pub struct RemoteJob {

@@ -7,8 +7,17 @@ use super::source::Source;
 /// The longer path first: it begins with the other one.
 const FOLDERS: [&str; 2] = ["crates/policies/src/baselines/", "crates/policies/src/"];
 /// Files beside the policies that are none.
-const SHARED: [&str; 8] =
-    ["lib.rs", "catalogue.rs", "cell_scheduler.rs", "choice.rs", "fifo.rs", "options.rs", "policy.rs", "unified.rs"];
+const SHARED: [&str; 9] = [
+    "lib.rs",
+    "catalogue.rs",
+    "cell_scheduler.rs",
+    "choice.rs",
+    "faithful.rs",
+    "fifo.rs",
+    "options.rs",
+    "policy.rs",
+    "unified.rs",
+];
 const PAGE: &str = "docs/internals/policies.md";
 
 /// Checks that the page names each policy's file.

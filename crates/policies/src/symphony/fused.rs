@@ -2,7 +2,7 @@
 
 use super::{DeviceChoice, Matchmaker, ModelShard, Rules};
 use ripieno_base::{DeviceId, ModelId, RequestSlot, TaskId, Time};
-use ripieno_sched::{Control, Outbox, Request, Scheduler, Setup, Shard, TaskDone};
+use ripieno_sched::{Control, Outbox, Request, Scheduler, Setup, TaskDone};
 
 /// A shard with all models and a matchmaker, which exchange messages immediately.
 pub(crate) struct Fused {
@@ -44,7 +44,7 @@ impl Scheduler for Fused {
             let Fused { shard, matchmaker } = self;
             shard.decide(now, out, &mut |message| matchmaker.on_mail(now, message));
             let Some(grant) = self.matchmaker.next_grant(now) else { return };
-            self.shard.on_grant(now, grant);
+            self.shard.on_grant(grant);
         }
     }
 

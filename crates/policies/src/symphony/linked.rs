@@ -4,10 +4,10 @@
 //! Without delay the decisions equal [`Fused`](super::Fused)'s for any number of shards, which a
 //! property test checks. With delay, simulations show the cost of sharding.
 
+use super::grants::{Grant, ToMatchmaker};
 use super::{DeviceChoice, Matchmaker, ModelShard, Rules};
 use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_sched::grants::{Grant, ToMatchmaker};
-use ripieno_sched::{Control, Limits, Outbox, Request, Scheduler, Setup, Shard, TaskDone};
+use ripieno_sched::{Control, Limits, Outbox, Request, Scheduler, Setup, TaskDone};
 use std::collections::VecDeque;
 
 /// Returns the shard that owns a model.
@@ -90,9 +90,9 @@ impl Linked {
     fn turn(&mut self, now: Time, out: &mut Outbox) {
         for shard in &mut self.shards {
             shard.settle(now, out);
+            // Releases and offers of one settle arrive together, as they do in one mailbox.
+            self.to_matchmaker.extend(shard.take_mail().map(|mail| (now + self.delay, mail)));
         }
-        // Releases and offers of one settle arrive together, as they do in one mailbox.
-        self.to_matchmaker.extend(out.take_mail().map(|mail| (now + self.delay, mail)));
         while let Some((_, mail)) = self.to_matchmaker.pop_front_if(|(at, _)| *at <= now) {
             self.matchmaker.on_mail(now, mail);
         }
@@ -102,7 +102,7 @@ impl Linked {
         let mut delivered = false;
         while let Some((_, grant)) = self.to_shards.pop_front_if(|(at, _)| *at <= now) {
             let shard = self.shard_of_model(grant.model);
-            self.shards[shard].on_grant(now, grant);
+            self.shards[shard].on_grant(grant);
             delivered = true;
         }
         delivered
@@ -244,7 +244,7 @@ mod tests {
     fn settled(halves: &mut Halves, shard: usize, now: Time) -> Vec<Action> {
         let mut out = Outbox::new(&LIMITS);
         halves.shards[shard].settle(now, &mut out);
-        out.take_mail().for_each(|mail| halves.matchmaker.on_mail(now, mail));
+        halves.shards[shard].take_mail().for_each(|mail| halves.matchmaker.on_mail(now, mail));
         out.actions().to_vec()
     }
 
@@ -264,11 +264,11 @@ mod tests {
         let grant = halves.matchmaker.next_grant(now).expect("a device is free");
         let gone = grant.device();
         halves.shards[0].on_control(now, Control::DeviceLeft(gone));
-        halves.shards[0].on_grant(now, grant);
+        halves.shards[0].on_grant(grant);
         assert_eq!(settled(&mut halves, 0, now), [], "nothing begins on a device that has gone");
         let next = halves.matchmaker.next_grant(now).expect("the model asks anew");
         assert_ne!(next.device(), gone);
-        halves.shards[0].on_grant(now, next);
+        halves.shards[0].on_grant(next);
         assert!(matches!(settled(&mut halves, 0, now)[..], [Action::Start { .. }]));
         assert!(halves.matchmaker.next_grant(now).is_none());
     }

@@ -9,10 +9,10 @@
 //! a busy device that will be free when the batch arrives; the device then holds two tasks. Without
 //! a lead no batch is sent ahead.
 
+use super::grants::{Candidates, Grant, GrantClass, Loaded, Offer, Release, Sent, Standing, ToMatchmaker};
+use super::grants::{DeviceToken, GrantNumber};
 use ripieno_base::{DeviceId, IndexedHeap, ModelId, Nanos, Time};
 use ripieno_sched::Limits;
-use ripieno_sched::grants::{Candidates, Grant, GrantClass, Loaded, Offer, Release, Sent, Standing, ToMatchmaker};
-use ripieno_sched::grants::{DeviceToken, GrantNumber};
 use ripieno_sched::tables::devices::Devices;
 
 /// The order of preference among free devices.

@@ -3,7 +3,7 @@
 //!
 //! A [`ModelShard`] owns the state of models: queues, drops, batch formation. The [`Matchmaker`]
 //! owns shared state: devices, and the times at which models may start batches. They exchange the
-//! messages of `ripieno_sched::grants`. A batch is formed on the grant, from the queue at that
+//! messages of `grants.rs`. A batch is formed on the grant, from the queue at that
 //! time; an offer only promises a size and a window, so nothing needs to be revoked.
 //!
 //! [`Fused`] runs both halves in one thread and is a `Scheduler`. [`Linked`] runs several shards
@@ -15,6 +15,7 @@
 
 pub(crate) mod deferred;
 mod fused;
+pub mod grants;
 mod linked;
 mod matchmaker;
 mod model_queue;
@@ -27,7 +28,7 @@ pub(crate) use linked::Linked;
 pub use linked::{Halves, shard_of};
 pub(crate) use matchmaker::DeviceChoice;
 pub use matchmaker::Matchmaker;
-pub use model_shard::ModelShard;
+pub use model_shard::{ModelShard, shard_in};
 pub(crate) use queues::ShardQueues;
 pub(crate) use rules::{Rules, StartBy};
 

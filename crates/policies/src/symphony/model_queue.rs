@@ -11,13 +11,13 @@
 //! this is the staggered bound (1 + 1/N)·ℓ(b) ≤ SLO of section 3.3. With less than one device of
 //! load it is the rule for a device that is not full.
 
+use super::grants::Window;
 use super::{Gather, Rule, StartRule};
 use ripieno_base::{Nanos, Time};
 use ripieno_model::{DropRule, Model, Profile};
 use ripieno_sched::Request;
 use ripieno_sched::estimate::cost::largest;
 use ripieno_sched::estimate::rate::RateMeter;
-use ripieno_sched::grants::Window;
 use ripieno_sched::tables::models;
 use ripieno_sched::tables::queue::{Queue, QueueOrder};
 use ripieno_sched::tables::requests::Requests;

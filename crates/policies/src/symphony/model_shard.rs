@@ -1,16 +1,17 @@
 //! The half that owns models: a scheduler without knowledge of free devices. It receives requests,
 //! ends of tasks and grants, starts batches, and sends the candidates of its models to the
-//! matchmaker, in the mail of its outbox.
+//! matchmaker.
 //!
 //! A batch keeps its device through all blocks of its walk and loses the members whose walk ends
 //! early. No policy built on this changes a batch once it has started.
 
+use super::grants::{DeviceToken, GrantNumber};
+use super::grants::{Grant, Loaded, Offer, Release, Sent, Standing, ToMatchmaker};
 use super::{Rules, ShardQueues};
 use ripieno_base::{DeviceId, LaneId, RequestSlot, TaskId, Time};
-use ripieno_sched::grants::{DeviceToken, GrantNumber};
-use ripieno_sched::grants::{Grant, Loaded, Offer, Release, Sent, Standing, ToMatchmaker};
 use ripieno_sched::tables::tasks::{Task, Tasks};
-use ripieno_sched::{Action, Control, Limits, Outbox, Outcome, Request, Scheduler, Shard, TaskDone, Why};
+use ripieno_sched::{Action, Control, Limits, Outbox, Outcome, Request, Scheduler, TaskDone, Why};
+use std::any::Any;
 
 /// A receiver of messages to the matchmaker: a mailbox, or the matchmaker itself.
 pub(super) trait Sender: FnMut(ToMatchmaker) {}
@@ -39,6 +40,13 @@ pub struct ModelShard {
     pending: Outbox,
     /// Changes of devices and models for the matchmaker, since the last settle.
     changes: Vec<ToMatchmaker>,
+    /// Messages of the last settle to the matchmaker.
+    mail: Vec<ToMatchmaker>,
+}
+
+/// Returns the shard inside a scheduler, if it has one.
+pub fn shard_in(scheduler: &mut dyn Scheduler) -> Option<&mut ModelShard> {
+    scheduler.as_shard()?.downcast_mut()
 }
 
 impl ModelShard {
@@ -56,12 +64,25 @@ impl ModelShard {
             grants: Vec::with_capacity(limits.tasks()),
             pending: Outbox::new(limits),
             changes: Vec::new(),
+            // A shard offers each model once, and reports per device slot one batch sent and one
+            // release.
+            mail: Vec::with_capacity(limits.models + 2 * limits.tasks()),
         }
     }
 
     /// Takes the initial changes of devices and models, before the first settle.
     pub(super) fn take_changes(&mut self) -> impl Iterator<Item = ToMatchmaker> {
         self.changes.drain(..)
+    }
+
+    /// Receives a device for one of its models.
+    pub fn on_grant(&mut self, grant: Grant) {
+        self.grants.push(grant);
+    }
+
+    /// Takes the messages of the last settle to the matchmaker, in order.
+    pub fn take_mail(&mut self) -> impl Iterator<Item = ToMatchmaker> {
+        self.mail.drain(..)
     }
 
     /// Sets the latency percentage of a device; `None` if it is not present.
@@ -194,26 +215,22 @@ impl Scheduler for ModelShard {
     }
 
     fn settle(&mut self, now: Time, out: &mut Outbox) {
-        let mut mail = std::mem::take(&mut out.mail);
+        let mut mail = std::mem::take(&mut self.mail);
+        // A replay has no matchmaker that takes them.
+        mail.clear();
         self.decide(now, out, &mut |message| mail.push(message));
-        out.mail = mail;
+        self.mail = mail;
     }
 
     fn next_wakeup(&self) -> Time {
         self.queues.next_wakeup()
     }
 
-    fn as_shard(&mut self) -> Option<&mut dyn Shard> {
+    fn as_shard(&mut self) -> Option<&mut dyn Any> {
         Some(self)
     }
 
     fn members(&self, task: TaskId) -> &[RequestSlot] {
         self.tasks.members(self.own(task))
-    }
-}
-
-impl Shard for ModelShard {
-    fn on_grant(&mut self, _now: Time, grant: Grant) {
-        self.grants.push(grant);
     }
 }

@@ -1,10 +1,10 @@
 //! The queues of the models of one shard: which requests are dropped, and which form a batch.
 
 use super::Rules;
+use super::grants::{Candidates, Grant, GrantClass};
 use super::model_queue::{BatchRules, Candidate, ModelQueue, ShardModel};
 use ripieno_base::{BlockId, IndexedHeap, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Model, Profile};
-use ripieno_sched::grants::{Candidates, Grant, GrantClass};
 use ripieno_sched::tables::models::Models;
 use ripieno_sched::tables::requests::{RequestState, Requests};
 use ripieno_sched::tables::tasks::{Task, Tasks};

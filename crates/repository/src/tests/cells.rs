@@ -216,19 +216,7 @@ fn the_demo_models_answer_as_they_were_trained_to() {
             let answer = answer.clone();
             let on_answer = Box::new(move |result| answer.send((number, result)).unwrap());
             let inputs = sample.inputs.clone().into();
-            engine
-                .submit(Job {
-                    model: id,
-                    inputs,
-                    rows: 1,
-                    timeout: None,
-                    stage: None,
-                    client: 0,
-                    priority: 0,
-                    on_step: None,
-                    on_answer,
-                })
-                .unwrap();
+            engine.submit(Job::new(id, inputs, 1, on_answer)).unwrap();
         }
         let asked = samples.len().min(200);
         let right = (0..asked).filter(|_| {

@@ -29,17 +29,7 @@ fn ask(engine: &Engine, registry: &ModelRegistry) -> JobResult {
     let data = vec![0; 4].into();
     let input = Tensor { name: "input".into(), datatype: DataType::Fp32, shape: vec![1, 1], data };
     let on_answer = Box::new(move |result| answer.send(result).unwrap());
-    let job = Job {
-        model: entry.id.unwrap(),
-        inputs: vec![input].into(),
-        rows: 1,
-        timeout: None,
-        stage: None,
-        client: 0,
-        priority: 0,
-        on_step: None,
-        on_answer,
-    };
+    let job = Job::new(entry.id.unwrap(), vec![input].into(), 1, on_answer);
     engine.submit(job).expect("the model is loaded and its queue is not full");
     answered.recv().unwrap()
 }

@@ -7,7 +7,8 @@ use crate::shards::MatchmakerLink;
 use crate::{Aside, FlightEntry};
 use ripieno_base::{RequestSlot, TaskId, Time};
 use ripieno_model::Graph;
-use ripieno_sched::grants::Grant;
+use ripieno_policies::grants::Grant;
+use ripieno_policies::shard_in;
 use ripieno_sched::{Action, Control, Limits, Outbox, Prediction, Request, Scheduler, TaskDone};
 
 /// The places into which inputs and decisions are recorded.
@@ -96,8 +97,8 @@ impl Core {
 
     pub(crate) fn grant(&mut self, grant: Grant) {
         self.input(&EventRef::Grant(grant.to_words()));
-        let shard = self.scheduler.as_shard().expect("only shards are connected to a matchmaker");
-        shard.on_grant(self.now, grant);
+        let shard = shard_in(self.scheduler.as_mut()).expect("only shards are connected to a matchmaker");
+        shard.on_grant(grant);
     }
 
     fn input(&mut self, event: &EventRef<'_>) {
@@ -125,8 +126,8 @@ impl Core {
         }
         let (scheduler, actions) = (self.scheduler.as_ref(), self.outbox.actions());
         self.tapes.event(self.now, &EventRef::Settle { scheduler, actions });
-        if let Some(link) = &mut self.link {
-            link.send(self.outbox.take_mail());
+        if let Some((link, shard)) = self.link.as_mut().zip(shard_in(self.scheduler.as_mut())) {
+            link.send(shard.take_mail());
         }
     }
 

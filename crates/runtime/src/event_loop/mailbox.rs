@@ -21,7 +21,7 @@ use crate::requests::jobs::LiveJob;
 use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot};
 use ripieno_executor::TaskResult;
 use ripieno_model::{Model, Profile};
-use ripieno_sched::grants::Grant;
+use ripieno_policies::grants::Grant;
 use ripieno_sched::{Limits, NetworkDelay};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;

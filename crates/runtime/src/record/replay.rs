@@ -8,6 +8,8 @@ use crate::record::recorder::{Header, OLDEST, RecordedLine, VERSION};
 use flate2::bufread::MultiGzDecoder;
 use ripieno_base::Time;
 use ripieno_policies::ServedPolicy;
+use ripieno_policies::grants::Grant;
+use ripieno_policies::shard_in;
 use ripieno_sched::{Event, Outbox};
 use serde::de::Error;
 use std::fs::File;
@@ -130,6 +132,10 @@ pub fn replay<S: Into<ServedPolicy>, E: std::fmt::Display>(
     let mut replayed = ReplayReport { inputs: 0, settles: 0, truncated: true, difference: None };
     while let Some((shard, now, event)) = events.next()? {
         let shard = shards.get_mut(shard).ok_or_else(|| events.unknown(shard))?;
+        // A grant to a scheduler that is no shard is skipped; later decisions then differ.
+        if let (Event::Grant(words), Some(shard)) = (&event, shard_in(shard.as_mut())) {
+            shard.on_grant(Grant::from_words(words));
+        }
         if let Err(decided) = event.replay(now, shard.as_mut(), &mut out) {
             replayed.difference = Some(Difference { line: events.line(), now, recorded: event, decided });
             break;

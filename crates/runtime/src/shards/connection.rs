@@ -4,8 +4,8 @@ use super::{MAX_SHARDS, MatchmakerInbox, MatchmakerLink, MatchmakerLoop};
 use crate::Clock;
 use crate::event_loop::mailbox::{Mail, Mailbox};
 use ripieno_policies::Matchmaker;
+use ripieno_policies::grants::{Grant, ToMatchmaker};
 use ripieno_sched::Limits;
-use ripieno_sched::grants::{Grant, ToMatchmaker};
 use std::sync::Arc;
 
 /// The connection of one shard to the matchmaker: its link, and the mailbox that receives its

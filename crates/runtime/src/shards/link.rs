@@ -1,7 +1,7 @@
 //! The connection of a shard to the matchmaker.
 
 use super::{MatchmakerInbox, OfferWriter};
-use ripieno_sched::grants::ToMatchmaker;
+use ripieno_policies::grants::ToMatchmaker;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -5,8 +5,8 @@ use crate::Clock;
 use crate::event_loop::EventLoop;
 use crate::event_loop::mailbox::{Mail, Mailbox};
 use ripieno_base::Time;
+use ripieno_policies::grants::{Offer, ToMatchmaker};
 use ripieno_policies::{Matchmaker, shard_of};
-use ripieno_sched::grants::{Offer, ToMatchmaker};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

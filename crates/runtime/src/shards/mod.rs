@@ -32,8 +32,8 @@ use crate::requests::answer::DrainGate;
 use crossbeam_queue::ArrayQueue;
 use offers::{OfferTable, OfferWriter};
 use ripieno_policies::Matchmaker;
+use ripieno_policies::grants::ToMatchmaker;
 use ripieno_sched::Limits;
-use ripieno_sched::grants::ToMatchmaker;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

@@ -13,7 +13,7 @@
 
 use crate::sync::{AtomicU64, Ordering, fence};
 use ripieno_base::ModelId;
-use ripieno_sched::grants::Offer;
+use ripieno_policies::grants::Offer;
 use std::sync::Arc;
 
 /// The latest offer of each model. Each model has one writer, and the table has one reader.

@@ -96,17 +96,7 @@ impl Tally {
             }
         });
         let timeout = number.is_multiple_of(5).then(|| Duration::from_micros((number % 7 * 40) as u64));
-        Job {
-            model,
-            inputs: bytes(rows, number as u8),
-            rows,
-            timeout,
-            stage: None,
-            client: 0,
-            priority: 0,
-            on_step: None,
-            on_answer,
-        }
+        Job { timeout, ..Job::new(model, bytes(rows, number as u8), rows, on_answer) }
     }
 }
 

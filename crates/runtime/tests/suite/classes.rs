@@ -75,19 +75,7 @@ impl Stand {
         let (sender, answer) = channel();
         let on_answer = Box::new(move |answer: ripieno_runtime::JobResult| drop(sender.send(answer.map(drop))));
         let (model, inputs) = (self.model, vec![input].into());
-        self.engine
-            .submit(Job {
-                model,
-                inputs,
-                rows: 1,
-                timeout: None,
-                stage: None,
-                client: 0,
-                priority: 0,
-                on_step: None,
-                on_answer,
-            })
-            .unwrap();
+        self.engine.submit(Job::new(model, inputs, 1, on_answer)).unwrap();
         let answer = answer.recv_timeout(Duration::from_secs(120)).unwrap();
         (answer, *self.shapes.lock().unwrap().last().unwrap())
     }

@@ -389,7 +389,7 @@ fn lose_a_walk(steps: usize, streams: bool) -> JobResult {
     let on_answer = Box::new(move |given| answer.send(given).unwrap());
     let on_step: Option<OnStep> = streams.then(|| Box::new(move |_| seen.send(()).unwrap()) as OnStep);
     let inputs = sequence(&SEQUENCE);
-    let job = Job { model, inputs, rows: 1, timeout: None, stage: None, client: 0, priority: 0, on_step, on_answer };
+    let job = Job { on_step, ..Job::new(model, inputs, 1, on_answer) };
     engine.submit(job).unwrap();
     (0..steps).for_each(|_| release.send(()).unwrap());
     if streams && steps > SEQUENCE.len() {

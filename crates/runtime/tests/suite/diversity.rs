@@ -214,20 +214,7 @@ fn a_request_of_two_lengths_is_refused_without_a_slot() {
     assert_ne!(short.inputs[0].shape[1], long.inputs[0].shape[1]);
     let inputs = vec![short.inputs[0].clone(), long.inputs[1].clone()].into();
     let on_answer = Box::new(|_| panic!("it was not accepted"));
-    let refused = engine
-        .submit(Job {
-            model,
-            inputs,
-            rows: 1,
-            timeout: None,
-            stage: None,
-            client: 0,
-            priority: 0,
-            on_step: None,
-            on_answer,
-        })
-        .err()
-        .unwrap();
+    let refused = engine.submit(Job::new(model, inputs, 1, on_answer)).err().unwrap();
     assert!(matches!(&refused, Failure::Invalid(text) if text.contains("send them equally long")), "{refused}");
     assert_eq!(engine.model_metrics(model).unwrap().live, 0);
 }

@@ -54,8 +54,7 @@ fn real(at: usize) -> Tensor {
 }
 
 fn submit(engine: &Engine, model: ModelId, client: u16, input: Tensor, on_answer: OnAnswer) -> Result<(), Failure> {
-    let (inputs, on_step) = ([input].into(), None);
-    let job = Job { model, inputs, rows: 1, timeout: None, stage: None, client, priority: 0, on_step, on_answer };
+    let job = Job { client, ..Job::new(model, [input].into(), 1, on_answer) };
     engine.submit(job).map(drop)
 }
 

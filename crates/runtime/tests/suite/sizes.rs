@@ -142,8 +142,7 @@ fn submit(engine: &Engine, model: ModelId, side: usize, answers: &Sender<(usize,
     let inputs = vec![Tensor { name: "x".into(), datatype: DataType::Uint8, shape, data }].into();
     let answers = answers.clone();
     let on_answer = Box::new(move |answer: JobResult| drop(answers.send((side, answer))));
-    let job =
-        Job { model, inputs, rows: 1, timeout: None, stage: None, client: 0, priority: 0, on_step: None, on_answer };
+    let job = Job::new(model, inputs, 1, on_answer);
     engine.submit(job).unwrap();
 }
 

@@ -33,20 +33,7 @@ fn job(model: ModelId, bytes: &[u8]) -> (Job, Receiver<JobResult>) {
     let (send, answers) = channel();
     // The test may have ended already.
     let on_answer = Box::new(move |answer| drop(send.send(answer)));
-    (
-        Job {
-            model,
-            inputs: sequence(bytes),
-            rows: 1,
-            timeout: None,
-            stage: None,
-            client: 0,
-            priority: 0,
-            on_step: None,
-            on_answer,
-        },
-        answers,
-    )
+    (Job::new(model, sequence(bytes), 1, on_answer), answers)
 }
 
 fn ask(engine: &Engine, model: ModelId, bytes: &[u8]) -> JobResult {
@@ -298,17 +285,7 @@ impl Tally {
         let on_step: Option<OnStep> =
             number.is_multiple_of(2).then(|| Box::new(|step: StreamedStep| drop(step)) as OnStep);
         let model = models[usize::from(number.is_multiple_of(11))];
-        Job {
-            model,
-            inputs: sequence(&bytes),
-            rows: 1,
-            timeout,
-            stage: None,
-            client: 0,
-            priority: 0,
-            on_step,
-            on_answer,
-        }
+        Job { timeout, on_step, ..Job::new(model, sequence(&bytes), 1, on_answer) }
     }
 }
 

@@ -15,17 +15,7 @@ use std::time::{Duration, Instant};
 const LONG: Duration = Duration::from_secs(3_600);
 
 fn job(model: ModelId, on_answer: Box<dyn FnOnce(JobResult) + Send>) -> Job {
-    Job {
-        model,
-        inputs: bytes(1, 1),
-        rows: 1,
-        timeout: None,
-        stage: None,
-        client: 0,
-        priority: 0,
-        on_step: None,
-        on_answer,
-    }
+    Job::new(model, bytes(1, 1), 1, on_answer)
 }
 
 /// The scheduler's thread may be in a turn when a task ends, but not each time.

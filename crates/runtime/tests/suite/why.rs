@@ -52,8 +52,8 @@ fn client(engine: &Engine, model: ModelId, client: u16, calls: usize) {
     for _ in 0..calls {
         let sender = sender.clone();
         let on_answer = Box::new(move |answer: ripieno_runtime::JobResult| sender.send(answer.is_ok()).unwrap());
-        let (inputs, rows, timeout, stage) = (bytes(1, 7), 1, None, None);
-        let job = Job { model, inputs, rows, timeout, stage, client, priority: 0, on_step: None, on_answer };
+
+        let job = Job { client, ..Job::new(model, bytes(1, 7), 1, on_answer) };
         if engine.submit(job).is_ok() {
             answers.recv_timeout(SAFETY).expect("an answer");
         }

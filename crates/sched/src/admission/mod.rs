@@ -40,18 +40,14 @@
 
 mod cost;
 mod entry;
-mod faithful;
 mod shapes;
 mod shares;
 mod utilisation;
 
-pub(crate) use shapes::Shapes;
+pub use shapes::Shapes;
 
-use crate::{
-    Action, Control, Limits, Needs, Outbox, Prediction, Request, Scheduler, SchedulerLayer, Setup, TaskDone, Why,
-};
+use crate::{Action, Control, Needs, Outbox, Prediction, Request, Scheduler, SchedulerLayer, Setup, TaskDone, Why};
 use entry::{ABSENT, AdmissionState, AdmittedModel, AdmittedRequest, QueuePart};
-use faithful::Faithful;
 use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_model::Model;
 use shares::Shares;
@@ -315,31 +311,9 @@ impl SchedulerLayer for Admission {
     }
 }
 
-/// Returns the limits for which a policy behind `shards` admission controls is to be built.
-pub fn widen(limits: &Limits, shards: usize) -> Limits {
-    Shapes::widen(limits, shards)
-}
-
-/// Wraps a policy in what keeps its answers right, and in nothing else. The policy gets real
-/// deadlines and the profiles of the start, and no request is refused in front of it. `policy` was
-/// built for `setup` with [`widen`]ed limits; it is the shard with this number among `shards`.
-pub fn wrap_faithful(
-    policy: Box<dyn Scheduler>,
-    setup: &Setup,
-    (number, shards): (usize, usize),
-) -> Box<dyn Scheduler> {
-    let shapes = Shapes::new(policy, &setup.models, &setup.limits, (number, shards));
-    Box::new(Faithful::new(Box::new(shapes)))
-}
-
-/// Puts a policy behind admission control. `policy` was built for `setup` with [`widen`]ed limits;
-/// it is the shard with this number among `shards`.
-pub fn wrap(
-    policy: Box<dyn Scheduler>,
-    needs: Needs,
-    setup: &Setup,
-    (number, shards): (usize, usize),
-) -> Box<dyn Scheduler> {
-    let shapes = Shapes::new(policy, &setup.models, &setup.limits, (number, shards));
-    Box::new(Admission::new(Box::new(shapes), needs, setup, shards))
+/// Puts a policy behind admission control. `policy` was built for `setup` with limits that
+/// [`Shapes::widen`] returned; it is the shard with this number among `shards`.
+pub fn wrap(policy: Box<dyn Scheduler>, needs: Needs, setup: &Setup, part: (usize, usize)) -> Box<dyn Scheduler> {
+    let shapes = Shapes::new(policy, &setup.models, &setup.limits, part);
+    Box::new(Admission::new(Box::new(shapes), needs, setup, part.1))
 }

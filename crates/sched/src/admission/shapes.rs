@@ -32,7 +32,7 @@ const RESCALES: u8 = 2;
 const NONE: u16 = u16::MAX;
 
 /// A policy that sees each shape of a model as a model of its own.
-pub(crate) struct Shapes {
+pub struct Shapes {
     /// The policy.
     policy: Box<dyn Scheduler>,
     /// The models as loaded, by id, from which variants are made.
@@ -104,15 +104,15 @@ impl Key {
 const FREE: Variant = Variant { key: None, leaving: false, requests: 0, tasks: 0, used: 0, scale: CostScale::PROFILED };
 
 impl Shapes {
-    /// Returns the limits for the policy: the driver's, with more models, which divide evenly over
-    /// `shards` shards.
-    pub(crate) fn widen(limits: &Limits, shards: usize) -> Limits {
+    /// Returns the limits for which the policy is to be built. They are the driver's, with more
+    /// models, which divide evenly over `shards` shards.
+    pub fn widen(limits: &Limits, shards: usize) -> Limits {
         Limits { models: limits.models.next_multiple_of(shards) + VARIANTS * shards, ..*limits }
     }
 
     /// Creates the layer. `policy` was built for the same models and for [`Shapes::widen`] of the
     /// limits; it is the shard with this number among `shards`.
-    pub(crate) fn new(
+    pub fn new(
         policy: Box<dyn Scheduler>,
         models: &[Model],
         limits: &Limits,

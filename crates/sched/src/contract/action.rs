@@ -1,6 +1,5 @@
 //! The decisions of a scheduler, and the outbox that carries them to the driver.
 
-use super::grants::ToMatchmaker;
 use crate::Reason;
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, RequestSlot, TaskId, Time};
 
@@ -89,8 +88,6 @@ pub struct Outbox {
     capacity: usize,
     /// Reasons of the decisions, if the driver records them.
     reasons: Vec<Reason>,
-    /// Messages from a shard to its matchmaker.
-    pub mail: Vec<ToMatchmaker>,
 }
 
 impl Outbox {
@@ -100,12 +97,9 @@ impl Outbox {
     /// most one start and one cancellation.
     pub fn new(limits: &crate::Limits) -> Outbox {
         let capacity = limits.requests + 2 * limits.tasks();
-        // A shard offers each model once, and reports per device slot one batch sent and one
-        // release.
-        let mail = Vec::with_capacity(limits.models + 2 * limits.tasks());
         // Each request is refused once, each start goes before another batch, each model waits.
         let reasons = Vec::with_capacity(limits.requests + limits.tasks() + limits.models);
-        Outbox { actions: Vec::with_capacity(capacity), capacity, reasons, mail }
+        Outbox { actions: Vec::with_capacity(capacity), capacity, reasons }
     }
 
     /// Adds an action. Panics if the policy exceeds the bound.
@@ -144,16 +138,9 @@ impl Outbox {
         self.reasons.drain(..).for_each(|reason| out.explain(reason));
     }
 
-    /// Takes a shard's messages to the matchmaker, in order. There are none if the policy is not
-    /// sharded.
-    pub fn take_mail(&mut self) -> impl Iterator<Item = ToMatchmaker> {
-        self.mail.drain(..)
-    }
-
     /// Empties the outbox.
     pub fn clear(&mut self) {
         self.actions.clear();
         self.reasons.clear();
-        self.mail.clear();
     }
 }

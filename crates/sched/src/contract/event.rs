@@ -1,6 +1,5 @@
 //! Inputs as values: a recorder writes them and a replay reads them.
 
-use super::grants::{Grant, GrantWords};
 use crate::{Action, Control, Outbox, Outcome, Request, Scheduler, TaskDone};
 use ripieno_base::{BlockId, RequestSlot, TaskId, Time};
 use ripieno_model::Graph;
@@ -34,8 +33,8 @@ pub enum Event {
     },
     /// [`Scheduler::on_control`].
     Control(Control),
-    /// [`Shard::on_grant`](crate::Shard::on_grant), as [`Grant::to_words`].
-    Grant(GrantWords),
+    /// A grant to a shard, as integers.
+    Grant([u64; 8]),
     /// [`Scheduler::settle`] and its decisions: the actions, and the members of each start in their
     /// order.
     Settle {
@@ -73,12 +72,8 @@ impl Event {
                 scheduler.on_task_done(now, &TaskDone { task: *task, outcome: *outcome, ended, skips });
             }
             Event::Control(control) => scheduler.on_control(now, control.clone()),
-            // A grant to a scheduler that is no shard is skipped; later decisions then differ.
-            Event::Grant(words) => {
-                if let Some(shard) = scheduler.as_shard() {
-                    shard.on_grant(now, Grant::from_words(words));
-                }
-            }
+            // The driver repeats grants, which this contract does not know.
+            Event::Grant(_) => {}
             Event::Settle { .. } => {
                 out.clear();
                 scheduler.settle(now, out);

@@ -3,10 +3,10 @@
 //! A layer names its inner scheduler and overrides what it changes. All other calls are forwarded
 //! here, in one place: a method of [`Scheduler`] that is missing below fails a test.
 
-use super::scheduler::Shard;
 use crate::{Control, Outbox, Prediction, Request, Scheduler, TaskDone};
 use ripieno_base::{RequestSlot, TaskId, Time};
 use ripieno_model::Graph;
+use std::any::Any;
 
 /// A scheduler in front of another one. It has the methods of [`Scheduler`] and forwards them
 /// by default.
@@ -73,7 +73,7 @@ pub trait SchedulerLayer: Send {
     }
 
     /// [`Scheduler::as_shard`].
-    fn as_shard(&mut self) -> Option<&mut dyn Shard> {
+    fn as_shard(&mut self) -> Option<&mut dyn Any> {
         self.inner_mut().as_shard()
     }
 }
@@ -123,7 +123,7 @@ impl<L: SchedulerLayer> Scheduler for L {
         SchedulerLayer::takes_real_deadlines(self)
     }
 
-    fn as_shard(&mut self) -> Option<&mut dyn Shard> {
+    fn as_shard(&mut self) -> Option<&mut dyn Any> {
         SchedulerLayer::as_shard(self)
     }
 }

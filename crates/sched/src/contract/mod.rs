@@ -3,7 +3,6 @@
 pub(crate) mod action;
 pub(crate) mod cost_scale;
 pub(crate) mod event;
-pub mod grants;
 pub(crate) mod knobs;
 pub(crate) mod layer;
 pub(crate) mod limits;

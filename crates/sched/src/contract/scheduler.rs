@@ -1,9 +1,9 @@
 //! The contract between a scheduler and its driver, and the facts that pass between them.
 
-use super::grants::Grant;
 use crate::{CostScale, NetworkDelay, Outbox};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Extent, Graph, Model, Profile, StepReport};
+use std::any::Any;
 
 /// A state machine that receives events and returns decisions.
 ///
@@ -83,16 +83,11 @@ pub trait Scheduler: Send {
         false
     }
 
-    /// Returns the scheduler as a shard, which a matchmaker grants devices; `None` for any other.
-    fn as_shard(&mut self) -> Option<&mut dyn Shard> {
+    /// Returns the scheduler's own type, if it is a shard that a matchmaker grants devices. The
+    /// driver and the shard know their messages; this contract does not.
+    fn as_shard(&mut self) -> Option<&mut dyn Any> {
         None
     }
-}
-
-/// A scheduler for a group of models, which receives devices from a matchmaker.
-pub trait Shard {
-    /// Receives a device for one of its models.
-    fn on_grant(&mut self, now: Time, grant: Grant);
 }
 
 /// A policy's prediction about a request.

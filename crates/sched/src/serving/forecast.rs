@@ -16,7 +16,7 @@
 //! few late refusals. It leaves out the wait for a device and the requests that join. In cells it
 //! leaves out the wait for a place in a step.
 
-use super::model_estimate::Former;
+use super::former::Former;
 use super::{UnifiedEntry, UnifiedScheduler};
 use crate::{Prediction, Reason, Request};
 use ripieno_base::{ModelId, Nanos, Permille, Time};

@@ -1,7 +1,8 @@
 //! The load of all models together: utilisation, waits of models for each other, and the price of
 //! device time.
 
-use super::model_estimate::{Former, ModelEstimate, REFRESH, SECOND, moving_mean};
+use super::former::Former;
+use super::model_estimate::{ModelEstimate, REFRESH, SECOND, moving_mean};
 use super::{UnifiedEntry, UnifiedModel};
 use crate::estimate::scarcity::{Price, Scarcity};
 use crate::tables::models::Models;

@@ -1,5 +1,6 @@
 //! Estimates of one model: arrivals, costs, losses, and the batch sizes that follow from them.
 
+use super::former::Former;
 use crate::estimate::by_length::{CostsByLength, PaddedCost};
 use crate::estimate::cost::largest;
 use crate::estimate::occupancy::OccupancyEstimate;
@@ -27,27 +28,6 @@ const MEAN_OF: u64 = 8;
 pub(super) const REFRESH: Nanos = Nanos::from_millis(50);
 /// The span over which rates are counted as rows.
 pub(super) const SECOND: Nanos = Nanos::from_millis(1_000);
-
-/// The former of a model's tasks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Former {
-    /// Batches of the whole walk (`batches.rs`).
-    Batches,
-    /// Batches padded to their longest request (`padded.rs`).
-    Padded,
-    /// Steps of cells (`cells.rs`). Estimates of batch sizes are not kept.
-    Cells,
-}
-
-impl Former {
-    pub(super) fn of(model: &Model) -> Former {
-        match (model.walk.is_unfolded(), model.has_lengths()) {
-            (true, _) => Former::Cells,
-            (false, true) => Former::Padded,
-            (false, false) => Former::Batches,
-        }
-    }
-}
 
 /// Estimates of one model, by purpose.
 #[derive(Debug)]

@@ -2,8 +2,8 @@
 
 use super::UnifiedScheduler;
 use super::arbiter::{self, OfferedTask, TaskOffer};
+use super::former::Former;
 use super::in_flight::TaskInFlight;
-use super::model_estimate::Former;
 use crate::Outbox;
 use crate::cells::Cells;
 use crate::tables::cohorts::CohortId;

@@ -5,10 +5,10 @@ use super::meter::{TurnMeter, TurnTime};
 use super::openings::Openings;
 use ripieno_base::Time;
 use ripieno_policies::ModelShard;
+use ripieno_policies::grants::ToMatchmaker;
 use ripieno_runtime::Clock;
 use ripieno_runtime::shards::ShardConnection;
-use ripieno_sched::grants::ToMatchmaker;
-use ripieno_sched::{Action, Limits, Outbox, Outcome, Scheduler, Shard, TaskDone};
+use ripieno_sched::{Action, Limits, Outbox, Outcome, Scheduler, TaskDone};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A shard with its load, and its connection to the matchmaker.
@@ -57,7 +57,7 @@ impl ShardThread {
             shard.on_task_done(now, &TaskDone { task, outcome: Outcome::Ok, ended: &[], skips: &[] })
         });
         while let Some(grant) = self.connection.next_grant() {
-            shard.on_grant(now, grant);
+            shard.on_grant(grant);
             inputs += 1;
         }
         if inputs == 0 && now < shard.next_wakeup() {
@@ -101,7 +101,7 @@ impl ShardThread {
 
     fn publish(&mut self, now: Time) {
         let openings = &mut self.openings;
-        self.connection.send(self.out.take_mail().inspect(|mail| {
+        self.connection.send(self.shard.take_mail().inspect(|mail| {
             if let ToMatchmaker::Offer(offer) = mail {
                 openings.offered(now, offer.model, offer.opens());
             }

@@ -152,17 +152,7 @@ impl InProcess {
         let (tell, told) = oneshot::channel();
         // After a timeout the receiver is gone and the answer is dropped.
         let on_answer = Box::new(move |answer| drop(tell.send(answer)));
-        let job = Job {
-            model: self.model,
-            inputs,
-            rows,
-            timeout: None,
-            stage: None,
-            client: 0,
-            priority: 0,
-            on_step: None,
-            on_answer,
-        };
+        let job = Job::new(self.model, inputs, rows, on_answer);
         match self.engine.submit(job) {
             Ok(_ticket) => told.await.unwrap_or(Err(Failure::ShuttingDown)),
             Err(refused) => Err(Failure::Failed(refused.to_string())),

@@ -271,8 +271,7 @@ impl ClusterTarget {
         // After a timeout the receiver is gone and the answer is dropped.
         let on_answer = Box::new(move |answer| drop(tell.send(answer)));
         let (inputs, model) = (Arc::clone(&self.inputs), ids[model.index()]);
-        let (timeout, stage, on_step) = (None, None, None);
-        frontend.submit(Job { model, inputs, rows: 1, timeout, stage, client: 0, priority: 0, on_step, on_answer })?;
+        frontend.submit(Job::new(model, inputs, 1, on_answer))?;
         told.await.unwrap_or(Err(Failure::ShuttingDown))
     }
 

@@ -76,9 +76,8 @@ fn submit(frontends: &[ServingFrontend], objects: usize, bytes: usize) -> anyhow
                 // The receiver is gone if the measurement has failed.
                 let _ = tell.send(answer.is_ok());
             });
-            let (timeout, stage, client, priority, on_step) = (None, None, 0, 0, None);
             let inputs = Arc::new([input]);
-            let job = Job { model, inputs, rows: 1, timeout, stage, client, priority, on_step, on_answer };
+            let job = Job::new(model, inputs, 1, on_answer);
             frontend.submit(job).map_err(|failure| anyhow::anyhow!(failure.to_string()))?;
         }
     }

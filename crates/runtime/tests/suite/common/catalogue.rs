@@ -50,8 +50,7 @@ pub(crate) fn submit(
     loop {
         let (inputs, told) = (Arc::clone(inputs), Arc::clone(&told));
         let on_answer = Box::new(move |answer| (told.lock().unwrap().take().expect("answered once"))(answer));
-        let job =
-            Job { model, inputs, rows, timeout: None, stage: None, client: 0, priority: 0, on_step: None, on_answer };
+        let job = Job::new(model, inputs, rows, on_answer);
         match engine.submit(job) {
             Ok(_) => return,
             Err(Failure::QueueFull { .. }) => std::thread::yield_now(),

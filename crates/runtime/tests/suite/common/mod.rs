@@ -159,17 +159,7 @@ impl Client {
         let sender = self.sender.clone();
         // The test may have ended already.
         let on_answer = Box::new(move |answer| drop(sender.send((number, answer))));
-        self.engine.submit(Job {
-            model: self.model,
-            inputs: bytes(rows, number as u8),
-            rows,
-            timeout,
-            stage: None,
-            client: 0,
-            priority: 0,
-            on_step: None,
-            on_answer,
-        })
+        self.engine.submit(Job { timeout, ..Job::new(self.model, bytes(rows, number as u8), rows, on_answer) })
     }
 
     /// Returns the next answer, which must be a failure.

@@ -60,8 +60,8 @@ fn a_call_has_its_spans_and_its_batch_links_all_sampled_members() {
         let tensor = Tensor { name: "x".into(), datatype: DataType::Uint8, shape: vec![1, 1], data };
         let send = send.clone();
         let on_answer = Box::new(move |answer: JobResult| send.send(answer.is_ok()).unwrap());
-        let (inputs, rows, timeout, stage, on_step) = (vec![tensor].into(), 1, None, None, None);
-        let job = Job { model, inputs, rows, timeout, stage, client: 0, priority: 0, on_step, on_answer };
+        let inputs = vec![tensor].into();
+        let job = Job::new(model, inputs, 1, on_answer);
         engine.submit_tagged(job, tag).unwrap();
     }
     for _ in 0..6 {

@@ -1,7 +1,8 @@
 //! Runs a published policy as its paper describes it, without what a server learns for a policy.
 
-use crate::{Control, Scheduler, SchedulerLayer};
 use ripieno_base::Time;
+use ripieno_sched::admission::Shapes;
+use ripieno_sched::{Control, Scheduler, SchedulerLayer, Setup};
 
 /// A policy that plans by the real deadlines, and by the profiles and speeds that were known at the
 /// start.
@@ -11,8 +12,11 @@ pub(crate) struct Faithful {
 }
 
 impl Faithful {
-    pub(crate) fn new(policy: Box<dyn Scheduler>) -> Faithful {
-        Faithful { policy }
+    /// Wraps a policy in what keeps its answers right: no request is refused in front of it.
+    /// `policy` was built for `setup` with the limits of [`Shapes::widen`]. `part` is its number
+    /// among the shards, and their number.
+    pub(crate) fn new(policy: Box<dyn Scheduler>, setup: &Setup, part: (usize, usize)) -> Faithful {
+        Faithful { policy: Box::new(Shapes::new(policy, &setup.models, &setup.limits, part)) }
     }
 }
 
