@@ -80,6 +80,30 @@ impl TensorDescription {
 }
 
 impl ModelDescription {
+    /// Returns the description of version 1 of a model with these tensors. Its requests share
+    /// batches, its queue has no bound of its own, and late requests are answered.
+    pub fn whole(model: Model, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> ModelDescription {
+        ModelDescription {
+            name: model.name.clone(),
+            version: "1".to_owned(),
+            digest: String::new(),
+            platform: "none".to_owned(),
+            inputs: inputs.iter().map(TensorDescription::of).collect(),
+            outputs: outputs.iter().map(TensorDescription::of).collect(),
+            answers: outputs.iter().map(|spec| spec.name.clone()).collect(),
+            batched: true,
+            lengths: None,
+            model,
+            max_queue: None,
+            max_queued_work: None,
+            answer_late: true,
+            slo_origin: String::new(),
+            labels: BTreeMap::new(),
+            streams: false,
+            walks: None,
+        }
+    }
+
     /// Checks that the model can be served across processes; the error gives the reason.
     pub fn check(&self) -> Result<(), String> {
         let ModelDescription { name, model, lengths, .. } = self;
@@ -246,26 +270,16 @@ impl LoadedModel for RemoteModel {
 /// Returns a model for tests.
 #[cfg(test)]
 pub(crate) fn described() -> ModelDescription {
-    let spec = TensorDescription { name: "x".to_owned(), datatype: "FP32".to_owned(), shape: vec![-1, 1] };
-    let profile = Profile::linear(1.0, 2.0, 4).unwrap();
+    let specs = [TensorSpec { name: "x".to_owned(), datatype: DataType::Fp32, shape: vec![-1, 1] }];
+    let model = Model::whole("m", Profile::linear(1.0, 2.0, 4).unwrap(), Nanos::from_millis(50));
     ModelDescription {
-        name: "m".to_owned(),
-        version: "1".to_owned(),
         digest: "d".to_owned(),
         platform: "emulated".to_owned(),
-        inputs: vec![spec.clone()],
-        outputs: vec![spec],
-        answers: vec!["x".to_owned()],
-        batched: true,
-        lengths: None,
-        model: Model::whole("m", profile, Nanos::from_millis(50)),
         max_queue: Some(8),
         max_queued_work: Some(Nanos::from_millis(30_000)),
         answer_late: false,
         slo_origin: "its slo_ms".to_owned(),
-        labels: BTreeMap::new(),
-        streams: false,
-        walks: None,
+        ..ModelDescription::whole(model, &specs, &specs)
     }
 }
 

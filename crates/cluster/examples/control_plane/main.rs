@@ -29,7 +29,7 @@ use ripieno_cluster::plane::{
 };
 use ripieno_cluster::{
     ClusterScheduler, InitialPlan, ModelDescription, OfferedModel, PlacementPlan, PlannedSubCluster, SchedulerConfig,
-    StartedEngine, TensorDescription, encode_offers,
+    StartedEngine, encode_offers,
 };
 use ripieno_model::{DataType, DropRule, Model, Profile, TensorSpec};
 use ripieno_policies::{Halves, ServedPolicy, build, build_halves, find, served_options};
@@ -265,28 +265,13 @@ fn sharded(name: &str, setup: &Setup, options: &Options, shards: usize) -> Resul
 
 /// Returns the models that a backend offers.
 fn offers(count: usize, model_us: u64) -> Outcome<Vec<u8>> {
-    let spec =
-        TensorDescription::of(&TensorSpec { name: "x".to_owned(), datatype: DataType::Uint8, shape: vec![-1, 1] });
+    let specs = [TensorSpec { name: "x".to_owned(), datatype: DataType::Uint8, shape: vec![-1, 1] }];
     let profile = Profile::linear(0.0, model_us as f64 / 1e3, MAX_BATCH).map_err(|error| format!("{error:?}"))?;
     let model = Model { drop: Some(DropRule::Never), ..Model::whole("m", profile, Nanos::from_millis(1000)) };
     let description = |name: String| ModelDescription {
         name,
-        version: "1".to_owned(),
-        digest: String::new(),
-        platform: "none".to_owned(),
-        inputs: vec![spec.clone()],
-        outputs: vec![spec.clone()],
-        answers: vec!["x".to_owned()],
-        batched: true,
-        lengths: None,
-        model: model.clone(),
         max_queue: Some(LIVE),
-        max_queued_work: None,
-        answer_late: true,
-        slo_origin: String::new(),
-        labels: Default::default(),
-        streams: false,
-        walks: None,
+        ..ModelDescription::whole(model.clone(), &specs, &specs)
     };
     let offer =
         |at: usize| OfferedModel { number: at as u32, superseded: false, description: description(format!("m{at}")) };

@@ -13,7 +13,7 @@ use ripieno_cluster::plane::{
     Handshake, LinkBounds, MemberEnd, Message, MessageReader, PeerLink, Role, RunTask, RunningReport, TaskEnd, Tcp,
     Transport as _, connect_handshake,
 };
-use ripieno_cluster::{ModelDescription, OfferedModel, TensorDescription, encode_offers};
+use ripieno_cluster::{ModelDescription, OfferedModel, encode_offers};
 use ripieno_executor::{RemoteRows, Tensor};
 use ripieno_model::{DataType, DropRule, Model, Profile, TensorSpec};
 use ripieno_reproduce::Incast;
@@ -86,28 +86,11 @@ fn submit(frontends: &[ServingFrontend], objects: usize, bytes: usize) -> anyhow
 
 fn offered(batch: usize, bytes: usize) -> anyhow::Result<Bytes> {
     let tensor = |name: &str, width: i64| {
-        TensorDescription::of(&TensorSpec { name: name.to_owned(), datatype: DataType::Uint8, shape: vec![-1, width] })
+        [TensorSpec { name: name.to_owned(), datatype: DataType::Uint8, shape: vec![-1, width] }]
     };
     let profile = Profile::linear(0.0, 1.0, batch)?;
-    let description = ModelDescription {
-        name: "object".to_owned(),
-        version: "1".to_owned(),
-        digest: String::new(),
-        platform: "none".to_owned(),
-        inputs: vec![tensor("x", bytes as i64)],
-        outputs: vec![tensor("y", 1)],
-        answers: vec!["y".to_owned()],
-        batched: true,
-        lengths: None,
-        model: Model { drop: Some(DropRule::Never), ..Model::whole("object", profile, SLO) },
-        max_queue: None,
-        max_queued_work: None,
-        answer_late: true,
-        slo_origin: String::new(),
-        labels: Default::default(),
-        streams: false,
-        walks: None,
-    };
+    let model = Model { drop: Some(DropRule::Never), ..Model::whole("object", profile, SLO) };
+    let description = ModelDescription::whole(model, &tensor("x", bytes as i64), &tensor("y", 1));
     Ok(encode_offers(&[OfferedModel { number: 0, superseded: false, description }]).into())
 }
 
