@@ -142,7 +142,7 @@ impl UnifiedScheduler {
         TaskOffer {
             whole: device.takes(served.load.mean(rows)),
             doubles_in: served.load.doubles_in(now, served.model.slo, rows),
-            waste: served.load.waste(rows, |rows| served.load.mean(rows)),
+            waste: served.load.waste(now, rows, |rows| served.load.mean(rows)),
             ..self.offer(id, task, outlook)
         }
     }

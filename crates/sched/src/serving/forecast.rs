@@ -71,7 +71,11 @@ impl UnifiedScheduler {
         }
         // The newcomer is in the last batch, behind full ones. A newcomer at the head of the queue
         // must fit into the batch that its former wants, since it is passed over otherwise.
-        let full = if before == 0 { served.load.wanted_batch() } else { served.load.full_batch(served.model.slo) };
+        let full = if before == 0 {
+            served.load.wanted_batch()
+        } else {
+            served.load.full_batch(served.model.slo, request.extent.length)
+        };
         let last = (before + request.rows as usize - 1) % full + 1;
         let work = served.load.demand.work * (before + request.rows as usize - last) as i64;
         let queued = work.scale(1_000, self.room(request.model));

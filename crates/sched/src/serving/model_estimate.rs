@@ -232,9 +232,13 @@ impl ModelEstimate {
     }
 
     /// Returns the part of a batch's device time that is wasted compared with batches of the target
-    /// size.
-    pub(super) fn waste(&self, rows: usize, cost: impl Fn(usize) -> Nanos) -> Permille {
+    /// size. Nothing is wasted once no row has come for as long as a batch of twice the size takes,
+    /// since a wait would not fill the batch.
+    pub(super) fn waste(&self, now: Time, rows: usize, cost: impl Fn(usize) -> Nanos) -> Permille {
         let target = self.sizes.target.max(1);
+        if now > self.arrivals.rate.last() + cost((2 * rows).min(self.sizes.max_batch)) {
+            return Permille::ZERO;
+        }
         let (own, best) = (i128::from(cost(rows).0), i128::from(cost(target).0));
         let used = best * rows as i128 * 1_000 / (own * target as i128).max(1);
         Permille::from_parts(used.clamp(0, 1_000) as u64).complement()
@@ -271,15 +275,15 @@ impl ModelEstimate {
     /// Returns the rows of a full batch: the largest that leaves, on average, half of the time that
     /// a lone row has to spare. While rows are lost, it is at least the target, for which requests
     /// are passed over; groups of padded requests are smaller.
-    pub(super) fn full_batch(&self, slo: Nanos) -> usize {
-        let most = Nanos((slo + self.mean(1)).0 / 2);
+    pub(super) fn full_batch(&self, slo: Nanos, length: u32) -> usize {
+        let most = Nanos((slo + self.of_batch(1, length)).0 / 2);
         let target = if self.is_losing() && self.costs.by_length.is_none() { self.sizes.target } else { 1 };
-        largest(self.sizes.max_batch, |rows| self.mean(rows) <= most).max(target)
+        largest(self.sizes.max_batch, |rows| self.of_batch(rows, length) <= most).max(target)
     }
 
     /// Returns the mean device time of a row in full batches, of a request of this length.
     pub(super) fn in_full_batch(&self, slo: Nanos, length: u32) -> Nanos {
-        let full = self.full_batch(slo);
+        let full = self.full_batch(slo, length);
         Nanos(self.of_batch(full, length).0 / full as i64)
     }
 

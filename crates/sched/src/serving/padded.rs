@@ -5,6 +5,10 @@
 //! first, and further requests waited meanwhile. A group makes none of its requests late that would
 //! be in time alone. Each group is an offer; the arbiter chooses by weight, time and deadlines, as
 //! among any offers.
+//!
+//! While rows are lost, the requests that would make their group smaller are passed over first.
+//! Otherwise groups would shrink with the time that the most urgent requests have left, carry less
+//! of the load, and leave the next ones still less time.
 
 use super::UnifiedScheduler;
 use super::arbiter::{OfferedTask, TaskOffer};
@@ -41,6 +45,8 @@ pub(super) struct LengthGroups {
     members: Vec<PaddedRequest>,
     /// End of each group among the members.
     ends: Vec<usize>,
+    /// Scratch: slots of members that are passed over.
+    hurried: Vec<u32>,
     /// Scratch: from each member on, the least total wait, and the end of its group.
     best: Vec<(i128, usize)>,
 }
@@ -50,6 +56,7 @@ impl LengthGroups {
         LengthGroups {
             members: Vec::with_capacity(MOST_REQUESTS),
             ends: Vec::with_capacity(MOST_REQUESTS),
+            hurried: Vec::with_capacity(MOST_REQUESTS),
             best: Vec::with_capacity(MOST_REQUESTS + 1),
         }
     }
@@ -66,7 +73,16 @@ impl UnifiedScheduler {
     pub(super) fn offer_groups(&mut self, now: Time, device: DeviceId, id: ModelId) {
         let mut groups = self.models.get_mut(id).own.groups.take().expect("requests are padded");
         self.collect(now, device, id, &mut groups);
-        self.divide(now, device, id, &mut groups);
+        while self.models.get(id).load.is_losing() {
+            self.divide(now, device, id, &mut groups, false);
+            self.list_hurried(now, device, id, &mut groups);
+            if groups.hurried.is_empty() {
+                break;
+            }
+            self.pass_over(id, &groups.hurried);
+            self.collect(now, device, id, &mut groups);
+        }
+        self.divide(now, device, id, &mut groups, true);
         let served = self.models.get(id);
         for number in 0..groups.ends.len() {
             let members = groups.group(number);
@@ -80,7 +96,11 @@ impl UnifiedScheduler {
                 whole: state.takes(cost(rows)),
                 doubles_in: served.load.doubles_in(now, served.model.slo, rows),
                 // A group larger than the target wastes nothing.
-                waste: if rows < served.load.sizes.target { served.load.waste(rows, cost) } else { Permille::ZERO },
+                waste: if rows < served.load.sizes.target {
+                    served.load.waste(now, rows, cost)
+                } else {
+                    Permille::ZERO
+                },
                 ..self.offer(id, OfferedTask::Group(number), outlook)
             };
             self.offers.push(offer);
@@ -120,8 +140,41 @@ impl UnifiedScheduler {
         groups.members.sort_unstable_by_key(|member| (member.length, member.slot));
     }
 
-    /// Cuts the members into the groups with the least total wait.
-    fn divide(&self, now: Time, device: DeviceId, id: ModelId, groups: &mut LengthGroups) {
+    /// Lists the members that would be late in their group. To be in time for them, the group would
+    /// have to be smaller. Lists none if nothing else waits.
+    fn list_hurried(&self, now: Time, device: DeviceId, id: ModelId, groups: &mut LengthGroups) {
+        let (state, served) = (&self.devices[device], self.models.get(id));
+        let (mut hurried, mut hurried_rows) = (std::mem::take(&mut groups.hurried), 0);
+        hurried.clear();
+        for members in (0..groups.ends.len()).map(|number| groups.group(number)).filter(|members| members.len() > 1) {
+            let rows: usize = members.iter().map(|member| member.rows as usize).sum();
+            let longest = members[members.len() - 1].place;
+            let end = now + state.takes(served.load.padded().promised(rows, longest));
+            for member in members.iter().filter(|member| member.due < end) {
+                hurried.push(member.slot);
+                hurried_rows += u64::from(member.rows);
+            }
+        }
+        if hurried_rows == served.queue.rows() {
+            hurried.clear();
+        }
+        groups.hurried = hurried;
+    }
+
+    /// Passes over the listed requests: they run where no other request needs the device.
+    fn pass_over(&mut self, id: ModelId, hurried: &[u32]) {
+        let UnifiedScheduler { models, requests, load, .. } = self;
+        let served = models.get_mut(id);
+        for &slot in hurried {
+            load.observe(requests.get(slot).rows as usize, true);
+            served.own.queue.remove(requests, slot);
+            served.own.queue.push_overdue(requests, slot);
+        }
+    }
+
+    /// Cuts the members into the groups with the least total wait. With `heeds`, a group makes none
+    /// of its requests late.
+    fn divide(&self, now: Time, device: DeviceId, id: ModelId, groups: &mut LengthGroups, heeds: bool) {
         let served = self.models.get(id);
         let LengthGroups { members, ends, best, .. } = groups;
         let (state, costs) = (&self.devices[device], served.load.padded());
@@ -130,11 +183,12 @@ impl UnifiedScheduler {
         // The nearer the devices are to saturation, the more requests arrive while groups run.
         let load = self.load.target_load.parts() / devices as u64;
         let load = load.min(MOST_UTILISATION.parts());
-        let waiting: u64 = members.iter().map(|member| u64::from(member.rows)).sum();
+        let (waiting, divided) =
+            (served.queue.rows(), members.iter().map(|member| u64::from(member.rows)).sum::<u64>());
         let arriving = i128::from(waiting * load / (1_000 - load));
         best.clear();
         best.resize(count + 1, (0, count));
-        let mut behind = 0;
+        let mut behind = i128::from(waiting - divided);
         for from in (0..count).rev() {
             behind += i128::from(members[from].rows);
             let (mut rows, mut due, mut least) = (0, Time::NEVER, (i128::MAX, from + 1));
@@ -152,7 +206,7 @@ impl UnifiedScheduler {
                     // Longer groups take longer still.
                     break;
                 }
-                if to > from && now + state.takes(costs.promised(rows, members[to].place)) > due {
+                if heeds && to > from && now + state.takes(costs.promised(rows, members[to].place)) > due {
                     break;
                 }
                 least = least.min((own + best[to + 1].0, to + 1));
