@@ -16,6 +16,7 @@ use ripieno_runtime::{DeviceRefused, NetworkDelay};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// A backend that is connected.
 pub(super) struct BackendPeer {
@@ -191,7 +192,10 @@ impl SchedulerShared {
         // What it alone lacked is served now.
         let changes = self.reconcile(&mut peers);
         drop(peers);
-        if let Some(device) = gone.as_ref().and_then(BackendPeer::device) {
+        // A scheduler that closes keeps its requests: the next primary receives them from the
+        // frontends, which must not be told that they were lost with their device.
+        let lost = gone.as_ref().and_then(BackendPeer::device).filter(|_| !self.closed.load(Ordering::SeqCst));
+        if let Some(device) = lost {
             let (address, device_id) = (PeerAddress(link.peer()), device.id.0);
             tracing::warn!(device = device_id, %address, "backend {address} has gone, and device {device_id} with it");
             device.leave(true);

@@ -280,7 +280,7 @@ impl ClusterScheduler {
 
     /// Stops listening and ends all connections.
     pub fn close(&self) {
-        self.shared.closed.store(true, Ordering::Relaxed);
+        self.shared.closed.store(true, Ordering::SeqCst);
         self.shared.leadership.close();
         self.shared.placing.close();
         self.listener.close();
