@@ -110,7 +110,10 @@ fn an_overload() {
     let engine = engine(&executor);
     let model = engine.load(model(&executor, 1.0, 20)).unwrap();
     clients(&engine, model, [(0, 40); 60]);
-    check(&explained(&engine, "overload"), Cause::Overload, 200);
+    let mut bad = explained(&engine, "overload");
+    // On a busy machine the first batches take longer than their profile.
+    bad.retain(|each| each.cause != Cause::Cold);
+    check(&bad, Cause::Overload, 200);
 }
 
 #[test]

@@ -44,7 +44,8 @@ pub(super) fn measure(incast: Incast) -> anyhow::Result<Vec<f64>> {
     let (link, reader) = connect(&address, Role::Scheduler, LinkBounds::CONTROL)?;
     let models = offered(frontends.len() * objects, bytes)?;
     let backend = IncastBackend { link: Arc::clone(&link), data: HashMap::new(), measured };
-    link.send(&Message::RegisterBackend { depth: 1, models });
+    // While one batch runs, the next one may be on its way.
+    link.send(&Message::RegisterBackend { depth: 2, models });
     let running = thread::spawn(move || backend.run(reader));
     let serves = |(frontend, known): &ServingFrontend| frontend.serving_devices() > 0 && !lock(known).is_empty();
     until("the frontends serve", || Ok(frontends.iter().all(serves)))?;
