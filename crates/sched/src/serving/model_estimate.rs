@@ -22,6 +22,9 @@ const LOSING: Permille = Permille::from_parts(30);
 /// Time without a batch, in mean batches, after which a model that loses rows forgets half of what
 /// it learnt. Estimates that are too high would otherwise keep it from starting a batch.
 const SILENT_BATCHES: i64 = 8;
+/// Silence after which nothing fills a batch, in batches of twice its size. Random arrivals are
+/// rarely silent for longer while they still fill one.
+const SILENT_FILLS: i64 = 2;
 /// Number of refreshes in the moving means of how devices are used.
 const MEAN_OF: u64 = 8;
 /// Time between updates of what depends on rates.
@@ -232,11 +235,11 @@ impl ModelEstimate {
     }
 
     /// Returns the part of a batch's device time that is wasted compared with batches of the target
-    /// size. Nothing is wasted once no row has come for as long as a batch of twice the size takes,
-    /// since a wait would not fill the batch.
+    /// size. Nothing is wasted once no row has come for as long as two batches of twice the size
+    /// take, since a wait would not fill the batch.
     pub(super) fn waste(&self, now: Time, rows: usize, cost: impl Fn(usize) -> Nanos) -> Permille {
         let target = self.sizes.target.max(1);
-        if now > self.arrivals.rate.last() + cost((2 * rows).min(self.sizes.max_batch)) {
+        if now > self.arrivals.rate.last() + cost((2 * rows).min(self.sizes.max_batch)) * SILENT_FILLS {
             return Permille::ZERO;
         }
         let (own, best) = (i128::from(cost(rows).0), i128::from(cost(target).0));

@@ -52,5 +52,5 @@ fn a_model_in_one_piece_beside_a_decoder_waits_no_longer_than_for_its_batch() {
 fn the_last_requests_of_a_model_do_not_wait_for_others_that_never_come() {
     let whole = &served("whole-that-stops").models[1];
     let mean = whole.figures.mean_ms.unwrap();
-    assert!(mean <= 60.0, "{mean} ms");
+    assert!(mean <= 250.0, "{mean} ms");
 }
