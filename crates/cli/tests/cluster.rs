@@ -477,8 +477,7 @@ fn a_model_is_released_on_kubernetes_as_documented() {
         }
     });
     assert!(noticed, "{:?} serves", serving_versions(http, "m"));
-    // A request in flight while the first backend changes may be told to try again.
-    assert!(again <= 1, "clients noticed the release: {again} were told to try again");
+    assert_eq!(again, 0, "clients noticed the release");
 
     // A pod that is replaced finds the same files.
     let again = during(http, || end(&mut first));
