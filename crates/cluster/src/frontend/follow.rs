@@ -137,7 +137,7 @@ impl FrontendShared {
         // Heartbeats come every few milliseconds, models rarely.
         let is_new = !self.table.lock().is_primary(link);
         if said.models_are_new || is_new {
-            let known = self.models.write().replace(models.clone()).map_err(DecodeError)?;
+            let known = self.models.write().replace(models.clone(), !is_new).map_err(DecodeError)?;
             (self.on_models)(&known);
             said.models_are_new = false;
         }

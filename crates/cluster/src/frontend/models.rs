@@ -49,19 +49,26 @@ impl FrontendModel {
 pub(super) struct FrontendModels {
     names: Vec<(String, String)>,
     known: Vec<Option<Arc<FrontendModel>>>,
+    /// Models of the primary's list before this one: a request that was routed by that list still
+    /// arrives, and the scheduler runs it.
+    former: Vec<Option<Arc<FrontendModel>>>,
 }
 
 impl FrontendModels {
     pub(super) fn get(&self, id: ModelId) -> Option<Arc<FrontendModel>> {
-        self.known.get(id.index())?.clone()
+        let of = |models: &[Option<Arc<FrontendModel>>]| models.get(id.index()).cloned().flatten();
+        of(&self.known).or_else(|| of(&self.former))
     }
 
-    /// Replaces the served models, and returns them by the frontend's own ids.
+    /// Replaces the served models, and returns them by the frontend's own ids. Ids of the earlier
+    /// list mean nothing to another primary.
     pub(super) fn replace(
         &mut self,
         models: Vec<(ModelId, ModelDescription)>,
+        is_same_primary: bool,
     ) -> Result<Vec<(ModelId, ModelDescription)>, String> {
         let before = std::mem::take(&mut self.known);
+        self.former = if is_same_primary { before.clone() } else { Vec::new() };
         self.known = self.names.iter().map(|_| None).collect();
         let mut served = Vec::with_capacity(models.len());
         for (id, description) in models {
@@ -84,5 +91,27 @@ impl FrontendModels {
             self.names.len() - 1
         });
         u16::try_from(at).map(ModelId).map_err(|_| "more models than there are ids".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::description::described;
+
+    #[test]
+    fn a_model_that_is_no_longer_listed_stays_known_for_one_more_list_of_the_same_primary() {
+        let listed = |version: &str| {
+            let model = ModelDescription { version: version.to_owned(), ..described() };
+            vec![(ModelId(7), model)]
+        };
+        let mut models = FrontendModels::default();
+        let first = models.replace(listed("1"), false).unwrap()[0].0;
+        let second = models.replace(listed("2"), true).unwrap()[0].0;
+        assert!(models.get(first).is_some() && models.get(second).is_some());
+        models.replace(listed("2"), true).unwrap();
+        assert!(models.get(first).is_none() && models.get(second).is_some());
+        models.replace(listed("3"), false).unwrap();
+        assert!(models.get(second).is_none(), "another primary has other ids");
     }
 }
