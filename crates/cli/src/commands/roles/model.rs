@@ -35,17 +35,18 @@ pub(super) fn describe(entry: &ServedEntry, served: &ServedModel, digest: String
     }
 }
 
-/// Sets the models of a registry. Unchanged ones stay.
+/// Sets the models of a registry. Unchanged ones stay, and a new version serves before an earlier
+/// one goes: clients find a model at any time.
 pub(super) fn register(registry: &ModelRegistry, models: &[(ModelId, ModelDescription)]) {
-    for old in registry.ready_entries() {
-        if !models.iter().any(|(_, model)| (&model.name, &model.version) == (&old.name, &old.version)) {
-            registry.remove(&old.name, &old.version);
-        }
-    }
     for (id, model) in models {
         match entry(*id, model) {
             Ok(entry) => registry.set(&model.name, &model.version, ModelState::Ready(Arc::new(entry)), ""),
             Err(cause) => registry.set(&model.name, &model.version, ModelState::Unavailable, &cause),
+        }
+    }
+    for old in registry.ready_entries() {
+        if !models.iter().any(|(_, model)| (&model.name, &model.version) == (&old.name, &old.version)) {
+            registry.remove(&old.name, &old.version);
         }
     }
 }
