@@ -95,14 +95,18 @@ fn known(client: &Known) -> String {
     names.into_iter().collect()
 }
 
+/// Requests that `load` sends however soon it is stopped.
+const LEAST: usize = 101;
+
 /// Sends requests to all models that are known until it is stopped. Returns how many had one right
 /// answer, and all other results.
 fn load(client: Client, stop: &Arc<AtomicBool>) -> thread::JoinHandle<(usize, Vec<String>)> {
     let stop = Arc::clone(stop);
     thread::spawn(move || {
         let (mut open, mut good, mut bad, mut next) = (BTreeSet::new(), 0, Vec::new(), 0);
-        while !stop.load(Ordering::SeqCst) || !open.is_empty() {
-            if !stop.load(Ordering::SeqCst) && open.len() < 16 {
+        let goes_on = |next: usize| next < LEAST || !stop.load(Ordering::SeqCst);
+        while goes_on(next) || !open.is_empty() {
+            if goes_on(next) && open.len() < 16 {
                 let models: Vec<_> = client.known.lock().unwrap().iter().map(|(id, _)| *id).collect();
                 match client.submit(next, models[next % models.len()], rows(next, 1, 2)) {
                     Ok(_) => drop(open.insert(next)),
@@ -193,7 +197,7 @@ fn a_changed_plan_is_carried_out_under_load_and_no_request_is_lost() {
     assert!(refused.contains("\"a\" is in sub-clusters 0 and 1"), "{refused}");
     stop.store(true, Ordering::SeqCst);
     let (good, bad) = loading.join().unwrap();
-    assert!(bad.is_empty() && good > 0, "{good} good answers, {bad:?}");
+    assert!(bad.is_empty() && good > 100, "{good} good answers, {bad:?}");
     backends.into_iter().for_each(Planned::stop);
 }
 
@@ -335,7 +339,7 @@ fn a_spare_knows_where_backends_were_placed_and_moved_since_they_connected_to_it
     });
     stop.store(true, Ordering::SeqCst);
     let (good, bad) = loading.unwrap().join().unwrap();
-    assert!(bad.is_empty() && good > 0, "{good} good answers, {bad:?}");
+    assert!(bad.is_empty() && good > 100, "{good} good answers, {bad:?}");
     backends.into_iter().for_each(Planned::stop);
 }
 
@@ -419,7 +423,7 @@ fn backends_join_and_leave_under_load_and_nothing_is_lost() {
         until("one serves all", || backends[0].holds() == "abcdef" && devices(&scheduler).iter().sum::<usize>() == 1);
         stop.store(true, Ordering::SeqCst);
         let (good, bad) = loading.join().unwrap();
-        assert!(bad.is_empty() && good > 0, "{good} good answers, {bad:?}");
+        assert!(bad.is_empty() && good > 50, "{good} good answers, {bad:?}");
         backends.into_iter().for_each(Planned::stop);
     }
 }
