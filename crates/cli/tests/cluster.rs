@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use std::fmt::Debug;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
@@ -182,11 +183,14 @@ fn a_cluster_serves_all_demo_models() {
     both.end();
 }
 
-/// Counters of the answers so far, right or retryable.
+/// No retryable answers.
+const NONE: Vec<String> = Vec::new();
+
+/// The answers so far: the number of right ones, and the bodies of retryable ones.
 #[derive(Default)]
 struct Counts {
     right: AtomicUsize,
-    again: AtomicUsize,
+    again: Mutex<Vec<String>>,
     over: AtomicBool,
 }
 
@@ -197,25 +201,24 @@ fn drive(http: &str, first: i64, counts: &Counts) {
             return;
         }
         let (status, retry, body) = infer(http, "m", &fp32("x", &[1, 1], &[number]));
-        let counted = match (status, retry) {
+        match (status, retry) {
             (200, _) => {
                 let answer: Value = serde_json::from_str(&body).unwrap();
                 assert_eq!(answer["outputs"][0]["data"][0].as_f64(), Some(number as f64), "{body}");
-                &counts.right
+                counts.right.fetch_add(1, Ordering::Relaxed);
             }
-            (503, true) => &counts.again,
+            (503, true) => counts.again.lock().unwrap().push(body),
             _ => panic!("{status}: {body}"),
-        };
-        counted.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 
 /// Runs `act` under load, once there have been some answers, and waits for as many after it.
-/// Returns the number of retryable answers.
-fn during(http: &str, act: impl FnOnce()) -> usize {
+/// Returns the bodies of retryable answers.
+fn during(http: &str, act: impl FnOnce()) -> Vec<String> {
     const SOME: usize = 100;
     let counts = Counts::default();
-    let answers = || counts.right.load(Ordering::Relaxed) + counts.again.load(Ordering::Relaxed);
+    let answers = || counts.right.load(Ordering::Relaxed) + counts.again.lock().unwrap().len();
     let wait = |most: usize| {
         let begun = Instant::now();
         while answers() < most && begun.elapsed() < SAFETY {
@@ -235,7 +238,7 @@ fn during(http: &str, act: impl FnOnce()) -> usize {
         counts.over.store(true, Ordering::Relaxed);
     });
     assert!(counts.right.load(Ordering::Relaxed) > 0 && answers() >= 2 * SOME);
-    counts.again.load(Ordering::Relaxed)
+    counts.again.into_inner().unwrap()
 }
 
 #[test]
@@ -248,7 +251,7 @@ fn a_process_that_stands_still_counts_as_gone_until_it_goes_on() {
     let http = front.address("http");
     until_ready(http, true);
     until_second_serves(&scheduler);
-    assert_eq!(during(http, || stops.signal("-STOP")), 0, "its requests run elsewhere");
+    assert_eq!(during(http, || stops.signal("-STOP")), NONE, "its requests run elsewhere");
     stops.signal("-CONT");
     during(http, || {
         scheduler.signal("-STOP");
@@ -258,7 +261,7 @@ fn a_process_that_stands_still_counts_as_gone_until_it_goes_on() {
     until_ready(http, true);
     // Each backend notices the pause, and connects again, at a time of its own.
     let begun = Instant::now();
-    while during(http, || {}) > 0 {
+    while !during(http, || {}).is_empty() {
         assert!(begun.elapsed() < SAFETY, "some requests are still to be sent again");
     }
 }
@@ -278,14 +281,14 @@ fn whichever_process_is_killed_each_request_has_one_answer() {
     until_ready(http, true);
 
     let again = during(http, || other.kill());
-    assert_eq!(again, 0, "what another frontend does is nothing to this one");
+    assert_eq!(again, NONE, "what another frontend does is nothing to this one");
 
-    assert!(during(http, || first.kill()) > 0);
+    assert!(!during(http, || first.kill()).is_empty());
     until_ready(http, false);
 
     let _second = scheduler(&address);
     until_ready(http, true);
-    assert_eq!(during(http, || {}), 0);
+    assert_eq!(during(http, || {}), NONE);
     drop(stays);
     until_ready(http, false);
 }
@@ -401,7 +404,7 @@ fn models_are_released_through_a_frontend_and_clients_notice_nothing() {
             let (status, _, text) = load("m");
             assert_eq!(status, 200, "{what}: {text}");
         });
-        assert_eq!(again, 0, "{what}: requests were refused");
+        assert_eq!(again, NONE, "{what}: requests were refused");
     };
 
     std::fs::create_dir_all(models.0.join("m/2")).unwrap();
@@ -416,7 +419,7 @@ fn models_are_released_through_a_frontend_and_clients_notice_nothing() {
     std::fs::write(models.0.join("m/model.toml"), "slo_ms = \"soon\"\n").unwrap();
     let (status, _, text) = load("m");
     assert!(status == 400 && text.contains("2 of 2 backends") && text.contains("slo_ms"), "{status} {text}");
-    assert_eq!(during(http, || {}), 0, "what serves goes on");
+    assert_eq!(during(http, || {}), NONE, "what serves goes on");
     let (status, _, text) = load("missing");
     assert!(status == 400 && text.contains("missing"), "{status} {text}");
     assert_eq!(call(http, "POST /v2/repository/models/m/unload", "").0, 200);
@@ -477,11 +480,11 @@ fn a_model_is_released_on_kubernetes_as_documented() {
         }
     });
     assert!(noticed, "{:?} serves", serving_versions(http, "m"));
-    assert_eq!(again, 0, "clients noticed the release");
+    assert_eq!(again, NONE, "clients noticed the release");
 
     // A pod that is replaced finds the same files.
     let again = during(http, || end(&mut first));
-    assert_eq!(again, 0, "clients noticed that a backend left");
+    assert_eq!(again, NONE, "clients noticed that a backend left");
     let _first = backend();
     let begun = Instant::now();
     while !call(scheduler.address("metrics"), "GET /metrics", "").2.contains("ripieno_serving_devices 2\n") {
