@@ -134,7 +134,7 @@ impl Parser<'_> {
     }
 
     fn comparison(&mut self) -> Operand {
-        let left = self.difference();
+        let left = self.sum();
         let holds: fn(f64, f64) -> bool = match self.peek() {
             ">" => |a, b| a > b,
             "<" => |a, b| a < b,
@@ -144,16 +144,16 @@ impl Parser<'_> {
             _ => return left,
         };
         self.at += 1;
-        let right = self.difference();
+        let right = self.sum();
         let kept = joined(left, right).into_iter().filter(|(_, a, b)| holds(*a, *b));
         Operand::Vector(kept.map(|(labels, a, _)| (labels, a)).collect())
     }
 
-    fn difference(&mut self) -> Operand {
+    fn sum(&mut self) -> Operand {
         let mut left = self.product();
-        while self.peek() == "-" {
-            self.at += 1;
-            let of = |(labels, a, b): (Labels, f64, f64)| (labels, a - b);
+        while ["+", "-"].contains(&self.peek()) {
+            let adds = self.next() == "+";
+            let of = |(labels, a, b): (Labels, f64, f64)| (labels, if adds { a + b } else { a - b });
             left = Operand::Vector(joined(left, self.product()).into_iter().map(of).collect());
         }
         left
@@ -325,6 +325,7 @@ fn the_language_is_evaluated_as_prometheus_does() {
     };
     let values = |expression: &str| scrapes.eval(expression).into_iter().map(|(_, value)| value).collect::<Vec<_>>();
     assert_eq!(values("sum by (y) (a)"), [10.0]);
+    assert_eq!((values("(a + a) / a"), values("b - b")), (vec![2.0, 2.0], vec![0.0]));
     assert_eq!(values("max by (x, y) (a) > 5"), [6.0]);
     assert_eq!(values("rate(a{x=\"1\"}[1m])"), [0.5]);
     assert_eq!(values("increase(a[15m]) > 1"), [2.0]);
