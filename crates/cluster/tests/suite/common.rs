@@ -159,7 +159,7 @@ pub(crate) fn scheduler_of(
             // The earlier scheduler may still hold the port.
             Err(error) => assert!(begun.elapsed() < SAFETY, "{error}"),
         }
-        thread::yield_now();
+        std::thread::sleep(std::time::Duration::from_millis(1));
     }
 }
 
@@ -382,7 +382,8 @@ pub(crate) fn until(what: &str, is: impl Fn() -> bool) {
     let begun = Instant::now();
     while !is() {
         assert!(begun.elapsed() < SAFETY, "never: {what}");
-        thread::yield_now();
+        // A loop without a pause would take the processor from what it waits for.
+        thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -42,7 +42,7 @@ impl Cut {
             if begun.elapsed() > silence {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            thread::yield_now();
+            std::thread::sleep(std::time::Duration::from_millis(1));
         }
         Ok(())
     }
