@@ -44,7 +44,7 @@ mod weight;
 pub use options::{KNOBS, NEEDS};
 
 use crate::Objective;
-use crate::cells::{self as cell_parts, CellRules, Cells};
+use crate::cells::{self as cell_parts, Cells};
 use crate::contract::knobs::{BuildError, Knobs};
 use crate::contract::needs::OBJECTIVE;
 use crate::estimate::play::Play;
@@ -138,7 +138,7 @@ pub fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, Bui
         models: Models::new(limits, options.clone()),
         requests: Requests::new(limits.requests),
         cohorts: Cohorts::new(limits.requests),
-        cells: Cells::new(limits, setup.devices, options, Tasks::by_device(limits, tasks_a_device)),
+        cells: Cells::new(limits, setup.devices, options, Tasks::by_device(limits, tasks_a_device), ()),
         devices: Devices::new(limits, setup.devices, device),
         network: NetworkDelay::read(knobs)?,
         play: Play::new(limits),
@@ -160,7 +160,7 @@ impl UnifiedScheduler {
     fn load_model(&mut self, id: ModelId, model: Model) {
         let former = Former::of(&model);
         if former == Former::Cells {
-            self.cells.load(id, model.clone(), CellRules::STEP_BY_STEP);
+            self.cells.load(id, model.clone(), false);
         }
         self.models.load(id, model, |model, max_batch| UnifiedModel {
             load: ModelEstimate::new(model, max_batch, former),
