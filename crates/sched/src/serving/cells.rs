@@ -2,7 +2,7 @@
 
 use super::UnifiedScheduler;
 use super::arbiter::{OfferOutlook, OfferedTask, TaskOffer};
-use super::in_flight::TaskInFlight;
+use super::devices::TaskInFlight;
 use crate::{Action, Outbox};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Permille, Time};
 
