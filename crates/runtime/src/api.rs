@@ -14,8 +14,8 @@ pub struct ServedModel {
     pub model: Model,
     /// The executor's loaded form of the model.
     pub loaded: Arc<dyn LoadedModel>,
-    /// Largest number of live requests of this model; `None` for [`Limits::served_queue`]. Further
-    /// requests are refused.
+    /// Largest number of live requests of this model. `None` for [`Limits::served_queue`], and for
+    /// as many as the engine has free if late requests are refused. Further requests are refused.
     pub max_queue: Option<usize>,
     /// Largest device time of the live requests, each by its own length. Further requests are
     /// refused; one that finds none is accepted however long it is.

@@ -133,7 +133,7 @@ impl CapacityLimits {
             )));
         }
         if !try_reserve(&model.live, parts, model.min_queue()) {
-            let most = model.max_queue.unwrap_or_else(|| Limits::served_queue(model.max_batch, (self.devices)()));
+            let most = model.max_queue.unwrap_or_else(|| self.default_queue(model));
             if !try_reserve(&model.live, parts, most) {
                 return Err(model.refusal(most));
             }
@@ -162,6 +162,14 @@ impl CapacityLimits {
             permit.slots.push(self.free.pop().ok_or_else(|| model.refusal(self.slots))?);
         }
         Ok(permit)
+    }
+
+    /// Returns the bound on the live requests of a model that names none. A model that refuses late
+    /// requests may also have as many as slots are free: its SLO bounds how long they wait, and
+    /// other models keep half.
+    fn default_queue(&self, model: &ModelEntry) -> usize {
+        let batches = Limits::served_queue(model.max_batch, (self.devices)());
+        if model.answer_late { batches } else { batches.max(self.free.len()) }
     }
 
     #[cfg(test)]
@@ -341,7 +349,8 @@ mod tests {
         let serving = Arc::clone(&devices);
         let count = Box::new(move || serving.load(Relaxed));
         let admission = Arc::new(CapacityLimits::new(10_000, 100_000, 1, count));
-        let model = Arc::new(ModelEntry::new(&ServedModel { max_queue: None, ..served(32, 1) }));
+        let late = ServedModel { max_queue: None, answer_late: true, ..served(32, 1) };
+        let model = Arc::new(ModelEntry::new(&late));
         let ask = || admission.reserve(&model, RequestedCapacity { parts: 1, ..RequestedCapacity::default() });
         let mut held: Vec<_> = (0..1_000).map(|_| ask().unwrap()).collect();
         assert_eq!(bound_of(ask()), 1_000, "one device needs at most 512");
@@ -350,6 +359,20 @@ mod tests {
         assert_eq!(bound_of(ask()), 1_024, "16 batches of 32 each");
         devices.store(64, Relaxed);
         assert!(ask().is_ok());
+    }
+
+    #[test]
+    fn a_model_that_refuses_late_requests_may_have_as_many_as_are_free() {
+        let admission = Arc::new(CapacityLimits::new(3_600, 100_000, 1, Box::new(|| 1)));
+        let model = || Arc::new(ModelEntry::new(&ServedModel { max_queue: None, ..served(32, 1) }));
+        let ask = |model: &Arc<ModelEntry>| {
+            admission.reserve(model, RequestedCapacity { parts: 1, ..RequestedCapacity::default() })
+        };
+        let fill = |model: &Arc<ModelEntry>| -> Vec<Permit> { std::iter::from_fn(|| ask(model).ok()).collect() };
+        let (first, second, third) = (model(), model(), model());
+        let held = [fill(&first), fill(&second), fill(&third)];
+        // Half of all, half of the rest, and the thousand that each model may have.
+        assert_eq!(held.map(|held| held.len()), [1_800, 1_000, 800]);
     }
 
     #[test]

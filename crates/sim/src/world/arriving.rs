@@ -23,9 +23,9 @@ impl World<'_> {
         let loaded = self.loaded[arrival.model.index()];
         let graph = arrival.graph.map(|graph| &self.graphs[graph as usize]);
         let fits = graph.is_none_or(|graph| self.unfolded.as_ref().is_some_and(|unfolded| unfolded.has_room(graph)));
-        let max_batch = self.models[arrival.model.index()].max_batch;
+        let (of, free) = (&self.models[arrival.model.index()], self.free.len());
         let present = || self.devices.iter().filter(|device| device.present).count();
-        let queue = self.queues.as_ref().is_none_or(|queues| queues.has_room(arrival.model, max_batch, present));
+        let queue = self.queues.as_ref().is_none_or(|queues| queues.has_room(arrival.model, of, free, present));
         let Some(slot) = self.free.pop_if(|_| loaded && fits && queue) else {
             each(observers, |observer| observer.refused(self.now, self.arrived, arrival.model));
             return None;

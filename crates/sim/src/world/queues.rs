@@ -1,6 +1,7 @@
 //! Bounds on the live requests per model, as in a server.
 
 use ripieno_base::ModelId;
+use ripieno_model::{DropRule, Model};
 use ripieno_sched::Limits;
 
 /// Bound on the live requests of one model.
@@ -10,7 +11,7 @@ pub enum QueueBound {
     Unbounded,
     /// A number of requests.
     Requests(usize),
-    /// The default of a server, by the number of devices.
+    /// The default of a server, by the number of devices and of free slots.
     Served,
 }
 
@@ -27,14 +28,19 @@ impl QueueBounds<'_> {
         bounded.then(|| QueueBounds { bounds, live: vec![0; bounds.len()] })
     }
 
-    /// Returns whether a model may have one more request, with batches of at most `max_batch` rows
-    /// on `devices` devices.
-    pub(super) fn has_room(&self, id: ModelId, max_batch: usize, devices: impl FnOnce() -> usize) -> bool {
+    /// Returns whether a model may have one more request while `free` slots have none, on `devices`
+    /// devices.
+    pub(super) fn has_room(&self, id: ModelId, model: &Model, free: usize, devices: impl FnOnce() -> usize) -> bool {
         let live = self.live[id.index()];
         match self.bounds[id.index()] {
             QueueBound::Unbounded => true,
             QueueBound::Requests(bound) => live < bound,
-            QueueBound::Served => live < Limits::SERVED_QUEUE || live < Limits::served_queue(max_batch, devices()),
+            QueueBound::Served => {
+                let refuses_late = !matches!(model.drop, Some(DropRule::Never | DropRule::Expired));
+                live < Limits::SERVED_QUEUE
+                    || live < Limits::served_queue(model.max_batch, devices())
+                    || refuses_late && live < free
+            }
         }
     }
 

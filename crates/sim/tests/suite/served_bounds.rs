@@ -40,6 +40,14 @@ fn live_requests_are_bounded_by_model_and_in_sum() {
 }
 
 #[test]
+fn requests_that_a_long_slo_lets_wait_have_a_place() {
+    // 3,000 requests wait for three seconds, of a hundred.
+    let mut patient = burst("", "");
+    patient.setup.models.iter_mut().for_each(|model| model.drop = None);
+    assert_eq!(first(&patient).1, 0);
+}
+
+#[test]
 fn many_devices_hold_the_requests_that_they_need() {
     // At 94 % of what 64 devices carry in full batches, about 2,000 requests are in the server.
     let text = "rate = 31000.0\nrequests = 30000\n[cluster]\ndevices = 64\n[[model]]\nname = \"m\"\nslo_ms = 101.9\n\
