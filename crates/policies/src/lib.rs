@@ -52,7 +52,6 @@ mod baselines;
 mod catalogue;
 mod cell_scheduler;
 mod cellular_batching;
-mod chain_tasks;
 mod choice;
 mod dvabatch;
 mod faithful;

@@ -27,7 +27,6 @@ mod played;
 mod print;
 mod queue;
 mod results;
-mod seeds;
 mod sources;
 mod symphony;
 #[cfg(test)]

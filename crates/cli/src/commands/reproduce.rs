@@ -68,8 +68,7 @@ pub(crate) struct ReproduceArgs {
     #[arg(long, value_name = "N")]
     jobs: Option<NonZeroUsize>,
 
-    /// Seeds per point, instead of the item's own number. Rows get the mean, and the lowest and
-    /// highest value.
+    /// Seeds per point, instead of the item's own number.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
     seeds: Option<u64>,
 

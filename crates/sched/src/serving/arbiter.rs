@@ -37,6 +37,8 @@ pub(super) struct TaskOffer {
     pub(super) doubles_in: Nanos,
     /// Rows of the task.
     pub(super) rows: usize,
+    /// Ready rows of the cell type that a step leaves waiting; 0 for batches.
+    pub(super) left: usize,
     /// Most rows that the cell type takes.
     pub(super) max_rows: usize,
     /// Part of the task's device time that is wasted compared with the best batches, in
@@ -110,6 +112,11 @@ impl OfferOutlook {
 }
 
 impl TaskOffer {
+    /// Returns the cost of a nanosecond in which the members and the rows behind them wait.
+    fn weight_of_all(&self) -> i128 {
+        self.outlook.weight + self.outlook.weight * self.left as i128 / self.rows.max(1) as i128
+    }
+
     fn is_cell(&self) -> bool {
         matches!(self.task, OfferedTask::Cell(_))
     }
@@ -145,10 +152,10 @@ impl TaskOffer {
 
 /// Returns the offer that goes first. `utilisation` is the part of the device time that the best
 /// batches need. The nearer it is to the whole, the more requests wait for the time that one batch
-/// wastes.
+/// wastes: the members of all offers, and the rows of cells behind them.
 pub(super) fn choose(now: Time, offers: &[TaskOffer], others_free: Nanos, utilisation: Permille) -> Option<TaskOffer> {
     let (first, rest) = offers.split_first()?;
-    let all: i128 = offers.iter().map(|offer| offer.outlook.weight).sum();
+    let all: i128 = offers.iter().map(TaskOffer::weight_of_all).sum();
     let used = i128::from(utilisation.min(MOST_UTILISATION).parts());
     let price = all * used / (1_000 - used);
     let best = rest.iter().fold(first, |best, offer| {
@@ -184,6 +191,7 @@ mod tests {
             whole: MS(ms),
             doubles_in: MS(500),
             rows: 1,
+            left: 0,
             max_rows: 1,
             waste: Permille::ZERO,
             late_cost: 100 * ONE,

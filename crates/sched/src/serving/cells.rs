@@ -2,7 +2,7 @@
 
 use super::UnifiedScheduler;
 use super::arbiter::{OfferOutlook, OfferedTask, TaskOffer};
-use super::devices::TaskInFlight;
+use super::in_flight::TaskInFlight;
 use crate::{Action, Outbox};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Permille, Time};
 
@@ -40,6 +40,7 @@ impl UnifiedScheduler {
                 span,
                 whole: span,
                 rows,
+                left: cell.ready(device) - rows,
                 max_rows: cell.max,
                 waste: Permille::from_parts((1_000 - used.clamp(0, 1_000) as u64) * WASTE_OF_STEPS / 1_000),
                 ..self.offer(id, OfferedTask::Cell(BlockId(block as u16)), OfferOutlook::NONE)
@@ -80,7 +81,7 @@ impl UnifiedScheduler {
         let own = served.load.costs.occupancy.mean(profiled);
         let best_part = Permille::of(best, own).min(Permille::WHOLE);
         let waiting = self.cells.served(id).waiting;
-        self.cells.batch(now, (id, block), device, 1, out);
+        self.cells.batch(now, id, block, device, out);
         let begun = waiting - self.cells.served(id).waiting;
         if begun > 0 {
             self.models.get_mut(id).own.load.on_start(now, begun, own);

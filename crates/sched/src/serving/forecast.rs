@@ -1,9 +1,10 @@
 //! Early refusal: the time at which a newcomer would be answered.
 //!
-//! A newcomer waits for a device, and for the requests of its model that go before it. These run in
-//! full batches, at the speed of the devices that other models leave to the model. In cells, a
-//! newcomer also waits for requests that have begun, beyond a full step of each device. Then it
-//! runs, with the requests that join its batch until the start.
+//! A newcomer waits for a device, and for the requests of its model that go before it. The next
+//! batch has as many of these as its head's deadline allows. The others run in full batches, at the
+//! speed of the devices that other models leave to the model. In cells, a newcomer also waits for
+//! requests that have begun, beyond a full step of each device. Then it runs, with the requests
+//! that join its batch until the start.
 //!
 //! If the run ends after its deadline on average, it is refused immediately instead of shortly
 //! before the deadline.
@@ -13,8 +14,8 @@
 //! lost on a recording of a real engine, and up to a seventh in simulation.
 //!
 //! While a model loses few requests, its forecast is kept low, since errors would cost more than a
-//! few late refusals. It leaves out the wait for a device and the requests that join. In cells it
-//! leaves out the wait for a place in a step.
+//! few late refusals. It leaves out the wait for a device, the size of the next batch and the
+//! requests that join. In cells it leaves out the wait for a place in a step.
 
 use super::former::Former;
 use super::{UnifiedEntry, UnifiedScheduler};
@@ -65,7 +66,7 @@ impl UnifiedScheduler {
         if before == 0 && !losing {
             return now;
         }
-        let free = self.devices.frees_in(now, None);
+        let free = self.frees_in(now, None);
         if free == Nanos::MAX {
             return now;
         }
@@ -76,27 +77,44 @@ impl UnifiedScheduler {
         } else {
             served.load.full_batch(served.model.slo, request.extent.length)
         };
-        let last = (before + request.rows as usize - 1) % full + 1;
-        let work = served.load.demand.work * (before + request.rows as usize - last) as i64;
-        let queued = work.scale(1_000, self.room(request.model));
+        // Returns the rows of the last of several batches, and the time that the full ones take.
+        let in_full = |rows: usize| {
+            let last = (rows - 1) % full + 1;
+            (last, (served.load.demand.work * (rows - last) as i64).scale(1_000, self.room(request.model)))
+        };
+        let ahead = before + request.rows as usize;
         if !losing {
+            let (last, queued) = in_full(ahead);
             return now + queued + served.load.of_batch(last, request.extent.length);
         }
-        let begin = free + queued;
+        let next = if before > 0 { self.next_rows(now + free, served).min(full) } else { 0 };
+        let (first, behind) = match ahead > next && next > 0 {
+            true => (Nanos(served.load.mean(next).0 / self.devices_of(served) as i64), ahead - next),
+            false => (Nanos::ZERO, ahead),
+        };
+        let (last, queued) = in_full(behind);
+        let begin = free + first + queued;
         let joining = served.load.arrivals.rate.rate(now).map_or(0, |rate| rate.rows_in(begin)) as usize;
         now + begin + served.load.of_batch((last + joining).min(full), request.extent.length)
     }
 
+    /// Returns the rows that the next batch may have if it starts at `start`, since its head must
+    /// be in time. Padded requests have no common head: 0.
+    fn next_rows(&self, start: Time, served: &UnifiedEntry) -> usize {
+        let head = served.queue.head().filter(|_| served.groups.is_none());
+        head.map_or(0, |head| served.load.largest_within(self.requests.get(head).deadline - start))
+    }
+
     /// Returns the number of devices that can run a model at the same time.
     pub(super) fn devices_of(&self, served: &UnifiedEntry) -> usize {
-        self.devices.present().clamp(1, served.model.instances.max(1))
+        self.present().clamp(1, served.model.instances.max(1))
     }
 
     /// Returns the devices that a model can have, in thousandths: all that the best batches of
     /// other models did not need recently. It is at least the model's share by weight, and at most
     /// the devices on which the model may run.
     fn room(&self, id: ModelId) -> u64 {
-        let all = 1_000 * self.devices.present().max(1) as u64;
+        let all = 1_000 * self.present().max(1) as u64;
         let weight = |id: ModelId| u64::from(self.models.get(id).model.weight.max(1));
         let active = self.models.iter().filter(|(other, of)| *other == id || of.load.demand.need > Permille::ZERO);
         let weights: u64 = active.map(|(other, _)| weight(other)).sum();

@@ -49,6 +49,13 @@ fn a_model_in_one_piece_beside_a_decoder_waits_no_longer_than_for_its_batch() {
 }
 
 #[test]
+fn a_backlog_of_cells_makes_batches_of_a_tight_model_large() {
+    let cells = &served("backlog-beside-tight-whole").models[0];
+    let mean = cells.figures.mean_ms.unwrap();
+    assert!(mean <= 250.0 && cells.figures.bad_rate == 0.0, "{mean} ms");
+}
+
+#[test]
 fn the_last_requests_of_a_model_do_not_wait_for_others_that_never_come() {
     let whole = &served("whole-that-stops").models[1];
     let mean = whole.figures.mean_ms.unwrap();
