@@ -78,7 +78,7 @@ impl Watched {
                 return;
             }
             assert!(begun.elapsed() < SAFETY, "only these fire instead of {alerts:?}: {firing:?}");
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::park_timeout(std::time::Duration::from_millis(1));
         }
     }
 
@@ -87,7 +87,7 @@ impl Watched {
         let begun = Instant::now();
         while !self.firing().is_empty() {
             assert!(begun.elapsed() < SAFETY, "still firing: {:?}", self.firing());
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::park_timeout(std::time::Duration::from_millis(1));
         }
     }
 }
@@ -201,12 +201,12 @@ fn the_alert_of_a_lead_that_flaps_fires_by_pauses_of_schedulers() {
         primary.signal("-STOP");
         while !leads(spare) {
             assert!(begun.elapsed() < SAFETY, "pause {pause}: the spare takes over");
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::park_timeout(std::time::Duration::from_millis(1));
         }
         primary.signal("-CONT");
         while leads(primary) {
             assert!(begun.elapsed() < SAFETY, "pause {pause}: the deposed one follows");
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::park_timeout(std::time::Duration::from_millis(1));
         }
         std::mem::swap(&mut primary, &mut spare);
     }
@@ -233,7 +233,7 @@ fn alerts_of_a_server_fire_when_its_device_is_lost() {
         serve.signal("-STOP");
         let stopped = Instant::now();
         while stopped.elapsed() < STANDSTILL {
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::park_timeout(std::time::Duration::from_millis(1));
         }
         serve.signal("-CONT");
     }

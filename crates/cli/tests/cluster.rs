@@ -222,7 +222,7 @@ fn during(http: &str, act: impl FnOnce()) -> Vec<String> {
     let wait = |most: usize| {
         let begun = Instant::now();
         while answers() < most && begun.elapsed() < SAFETY {
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::park_timeout(std::time::Duration::from_millis(1));
         }
     };
     std::thread::scope(|scope| {
@@ -374,7 +374,7 @@ fn versions_serve_side_by_side_and_new_files_are_noticed() {
     while serving_versions(http, "double") != ["2", "3"] {
         assert!(begun.elapsed() < SAFETY, "never noticed: {:?}", serving_versions(http, "double"));
         assert_eq!(answered_by("").0, 200);
-        std::thread::sleep(std::time::Duration::from_millis(1));
+        std::thread::park_timeout(std::time::Duration::from_millis(1));
     }
     assert_eq!(answered_by(""), (200, "3".to_owned()));
     assert_eq!(answered_by("/versions/1").0, 404);

@@ -43,7 +43,7 @@ fn its_processes_end_with_it_even_if_it_is_killed() {
     let until = |what: &str, is: &dyn Fn() -> bool| {
         while !is() {
             assert!(begun.elapsed() < SAFETY, "never: {what}");
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::park_timeout(std::time::Duration::from_millis(1));
         }
     };
     // A scheduler's log contains its address, and a backend's is there once both schedulers are.

@@ -152,7 +152,7 @@ fn a_polled_repository_may_begin_without_a_model() {
     let until = Instant::now() + PATIENCE;
     while status(&http, "GET", "/v2/health/ready") != 200 {
         assert!(Instant::now() < until, "the model that came is served");
-        std::thread::sleep(std::time::Duration::from_millis(1));
+        std::thread::park_timeout(std::time::Duration::from_millis(1));
     }
     assert_eq!(status(&http, "GET", "/v2/models/double/ready"), 200);
 }

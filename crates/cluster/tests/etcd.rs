@@ -104,7 +104,7 @@ fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
             return answer;
         }
         assert!(begun.elapsed() < PATIENCE, "{what}: not after {PATIENCE:?}");
-        std::thread::sleep(std::time::Duration::from_millis(1));
+        std::thread::park_timeout(std::time::Duration::from_millis(1));
     }
     unreachable!("it is asked for ever")
 }

@@ -159,7 +159,7 @@ pub(crate) fn scheduler_of(
             // The earlier scheduler may still hold the port.
             Err(error) => assert!(begun.elapsed() < SAFETY, "{error}"),
         }
-        std::thread::sleep(std::time::Duration::from_millis(1));
+        std::thread::park_timeout(std::time::Duration::from_millis(1));
     }
 }
 
@@ -383,7 +383,7 @@ pub(crate) fn until(what: &str, is: impl Fn() -> bool) {
     while !is() {
         assert!(begun.elapsed() < SAFETY, "never: {what}");
         // A loop without a pause would take the processor from what it waits for.
-        thread::sleep(Duration::from_millis(1));
+        thread::park_timeout(Duration::from_millis(1));
     }
 }
 

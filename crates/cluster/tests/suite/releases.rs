@@ -35,7 +35,7 @@ fn process(schedulers: Vec<String>) -> Process {
         assert_eq!(name, "whole");
         counted.fetch_add(1, Ordering::SeqCst);
         while waits.load(Ordering::SeqCst) {
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::park_timeout(std::time::Duration::from_millis(1));
         }
         let before = last.load(Ordering::SeqCst);
         if !unload {
@@ -121,7 +121,7 @@ fn the_earlier_model_serves_until_the_newer_one_is_ready_everywhere_and_no_reque
     until("one has loaded it", || first.models.offers(1));
     for _ in 0..10_000 {
         assert_eq!(served(&known).as_deref(), Some("a"), "the other one has not");
-        std::thread::sleep(std::time::Duration::from_millis(1));
+        std::thread::park_timeout(std::time::Duration::from_millis(1));
     }
     second.slow.store(false, Ordering::SeqCst);
     assert_eq!(called.join().unwrap(), Ok(()));
@@ -165,7 +165,7 @@ fn a_backend_that_comes_with_other_files_waits_until_the_release_reaches_the_oth
     let engine = scheduler.engine().unwrap();
     for _ in 0..10_000 {
         assert_eq!((served(&client.known).as_deref(), engine.device_metrics().len()), (Some("a"), 1));
-        std::thread::sleep(std::time::Duration::from_millis(1));
+        std::thread::park_timeout(std::time::Duration::from_millis(1));
     }
     first.write("b");
     assert_eq!(client.frontend.change_model("whole", false), Ok(()));

@@ -42,7 +42,7 @@ impl Cut {
             if begun.elapsed() > silence {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::park_timeout(std::time::Duration::from_millis(1));
         }
         Ok(())
     }

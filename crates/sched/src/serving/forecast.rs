@@ -46,21 +46,7 @@ impl UnifiedScheduler {
         let served = self.models.get(request.model);
         let losing = served.load.is_losing();
         if served.load.former == Former::Cells {
-            let of_cells = self.cells.served(request.model);
-            let (most, devices) = (of_cells.cells[0].max, self.devices_of(served));
-            let full = served.model.blocks[0].profile.latency(most);
-            let newcomer = self.cells.newcomer(request, devices);
-            // Live requests beyond the next full steps wait for a place in one.
-            let ahead = of_cells.live.saturating_sub(most * devices / newcomer.rows).max(of_cells.waiting);
-            let like = served.load.steps_like(full);
-            let before = like(served.load.demand.work * ahead as i64);
-            if before == Nanos::ZERO {
-                return now;
-            }
-            // The places of a full step become free together, so a newcomer waits up to a walk for
-            // one.
-            let walk = like(newcomer.own);
-            return now + before.scale(1_000, self.room(request.model)) + walk * (1 + i64::from(losing));
+            return self.forecast_of_cells(now, request);
         }
         let before = served.queue.rows_before(&self.requests, request.deadline) as usize;
         if before == 0 && !losing {
@@ -96,6 +82,26 @@ impl UnifiedScheduler {
         let begin = free + first + queued;
         let joining = served.load.arrivals.rate.rate(now).map_or(0, |rate| rate.rows_in(begin)) as usize;
         now + begin + served.load.of_batch((last + joining).min(full), request.extent.length)
+    }
+
+    /// Returns the time by which a newcomer in cells is expected to be answered; `now` if no request
+    /// waits before it.
+    fn forecast_of_cells(&self, now: Time, request: &Request) -> Time {
+        let (served, of_cells) = (self.models.get(request.model), self.cells.served(request.model));
+        let (most, devices) = (of_cells.cells[0].max, self.devices_of(served));
+        let full = served.model.blocks[0].profile.latency(most);
+        let newcomer = self.cells.newcomer(request, devices);
+        // Live requests beyond the next full steps wait for a place in one.
+        let ahead = of_cells.live.saturating_sub(most * devices / newcomer.rows).max(of_cells.waiting);
+        let like = served.load.steps_like(full);
+        let before = like(served.load.demand.work * ahead as i64);
+        if before == Nanos::ZERO {
+            return now;
+        }
+        // The places of a full step become free together, so a newcomer waits up to a walk for
+        // one.
+        let walk = like(newcomer.own);
+        now + before.scale(1_000, self.room(request.model)) + walk * (1 + i64::from(served.load.is_losing()))
     }
 
     /// Returns the rows that the next batch may have if it starts at `start`, since its head must
