@@ -84,7 +84,7 @@ impl UnifiedScheduler {
         now + begin + served.load.of_batch((last + joining).min(full), request.extent.length)
     }
 
-    /// Returns the time by which a newcomer in cells is expected to be answered; `now` if no request
+    /// Returns the time by which a newcomer in cells is expected to be answered; `now` if nothing
     /// waits before it.
     fn forecast_of_cells(&self, now: Time, request: &Request) -> Time {
         let (served, of_cells) = (self.models.get(request.model), self.cells.served(request.model));
