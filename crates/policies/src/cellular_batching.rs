@@ -35,12 +35,12 @@
 //! oldest request, a task of a first block takes the requests that are better padded to the same
 //! length than run separately, by the profiles. Later blocks take requests of equal padded length.
 
-use crate::cell_scheduler::{CellScheduler, Choose};
+use crate::cell_scheduler::{CellRules, CellScheduler, Choose, Join, Leave, Padding, Sets};
 use crate::policy::{Chains, Form, Policy};
-use ripieno_base::{BlockId, DeviceId, ModelId, Nanos};
+use ripieno_base::{BlockId, DeviceId, ModelId};
 use ripieno_model::{DropRule, Walk};
 use ripieno_sched::Needs;
-use ripieno_sched::cells::{CellRules, CellType, Cells, Join, Leave, Padding, check};
+use ripieno_sched::cells::{CellType, Cells, check};
 use ripieno_sched::tables::models::BatchOptions;
 use ripieno_sched::{BuildError, Knob, Knobs};
 use ripieno_sched::{DROP, MAX_BATCH};
@@ -116,16 +116,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     }
     let (join, leave) = join_and_leave(knobs)?;
     let options = BatchOptions::read(setup, knobs, DropRule::Never)?;
-    let rules = CellRules {
-        merges: false,
-        max_tasks: requested.unwrap_or(TASKS),
-        join,
-        leave,
-        pads_output: false,
-        drains: false,
-        window: Nanos::ZERO,
-        merge_per_node: Nanos::ZERO,
-    };
+    let rules = CellRules { max_tasks: requested.unwrap_or(TASKS), join, leave, ..CellRules::STEP_BY_STEP };
     Ok(Box::new(CellScheduler::new(setup, options, move |_| rules, Algorithm1)))
 }
 
@@ -133,7 +124,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
 pub(super) struct Algorithm1;
 
 impl Choose for Algorithm1 {
-    fn choose(&mut self, cells: &Cells, device: DeviceId) -> Option<(ModelId, BlockId)> {
+    fn choose(&mut self, cells: &Cells<Sets>, device: DeviceId) -> Option<(ModelId, BlockId)> {
         let full = |cell: &CellType| cell.ready(device) >= cell.max;
         let quiet = |cell: &CellType| cell.running == 0 && cell.ready(device) > 0;
         let ready = |cell: &CellType| cell.ready(device) > 0;
@@ -143,7 +134,7 @@ impl Choose for Algorithm1 {
 
 /// Returns, among the cell types of highest priority of each model, the one that was chosen the
 /// longest ago.
-fn best(cells: &Cells, device: DeviceId, eligible: impl Fn(&CellType) -> bool) -> Option<(ModelId, BlockId)> {
+fn best(cells: &Cells<Sets>, device: DeviceId, eligible: impl Fn(&CellType) -> bool) -> Option<(ModelId, BlockId)> {
     // Only steps are queued behind a running task: a batch of a whole model would miss requests
     // that arrive meanwhile.
     let behind = cells.holds(device) > 0;

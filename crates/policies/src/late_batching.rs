@@ -20,12 +20,12 @@
 //! next one when it is idle: that is `cellular` with `max_tasks = 1`. If the end of a block is not
 //! known in advance, the step after the end runs and is wasted.
 
-use crate::cell_scheduler::CellScheduler;
+use crate::cell_scheduler::{CellRules, CellScheduler};
 use crate::cellular_batching::{Algorithm1, EARLY_LEAVE, EARLY_START, join_and_leave, leaves_early};
 use crate::policy::{Chains, Form, Policy};
 use ripieno_model::{DropRule, Walk};
 use ripieno_sched::Needs;
-use ripieno_sched::cells::{CellRules, check};
+use ripieno_sched::cells::check;
 use ripieno_sched::tables::models::BatchOptions;
 use ripieno_sched::{BuildError, Knob, Knobs};
 use ripieno_sched::{DROP, MAX_BATCH};

@@ -52,6 +52,7 @@ mod baselines;
 mod catalogue;
 mod cell_scheduler;
 mod cellular_batching;
+mod chain_tasks;
 mod choice;
 mod dvabatch;
 mod faithful;

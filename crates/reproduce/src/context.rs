@@ -7,6 +7,7 @@ use super::measured::MeasuredModels;
 use super::queue::JobQueue;
 use anyhow::bail;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The amount of time to spend.
@@ -23,14 +24,16 @@ pub enum Effort {
 }
 
 /// Runs the simulations and measurements of items.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ReproduceContext {
     effort: Effort,
     seeds: Option<u64>,
+    /// Number that is added to the seed of each scenario.
+    further: u64,
     /// The engine for items that can measure real cells.
     measured: Option<String>,
-    machine: Box<dyn LiveMachine>,
-    queue: JobQueue,
+    machine: Arc<dyn LiveMachine>,
+    queue: Arc<JobQueue>,
     models: Option<PathBuf>,
     /// True if several items run, whose models need not all be in one repository.
     one_of_many: bool,
@@ -53,13 +56,34 @@ impl ReproduceContext {
         ReproduceContext {
             effort,
             seeds,
+            further: 0,
             measured: None,
-            machine,
-            queue,
+            machine: Arc::from(machine),
+            queue: Arc::new(queue),
             models: None,
             one_of_many: false,
             doublings: 0,
         }
+    }
+
+    /// Returns the contexts of runs with one seed a point: as many as the user sets, the first with
+    /// the usual seeds.
+    pub(super) fn of_seeds(&self) -> impl Iterator<Item = ReproduceContext> + use<'_> {
+        (0..self.seeds.unwrap_or(1)).map(|further| ReproduceContext { further, seeds: Some(1), ..self.clone() })
+    }
+
+    /// Returns the seed of a run, given the usual one.
+    pub(super) fn seed(&self, usual: u64) -> u64 {
+        usual + self.further
+    }
+
+    /// Returns a scenario file with this run's seed.
+    fn seeded(&self, scenario: &str) -> String {
+        let line = |line: &str| match line.strip_prefix("seed = ").and_then(|seed| seed.trim().parse().ok()) {
+            Some(seed) => format!("seed = {}\n", self.seed(seed)),
+            None => line.to_owned(),
+        };
+        scenario.split_inclusive('\n').map(line).collect()
     }
 
     /// Adds a repository of real models. If `one_of_many`, an item whose models are missing is not
@@ -166,7 +190,8 @@ impl ReproduceContext {
 
     /// Returns the answer to `question` for each case, in order.
     pub(super) fn answers(&self, question: Question, cases: Vec<ScenarioCase>) -> anyhow::Result<Vec<SimAnswer>> {
-        let job = |case: ScenarioCase| SimJob { scenario: case.toml(), policy: case.contender.name, question };
+        let job =
+            |case: ScenarioCase| SimJob { scenario: self.seeded(&case.toml()), policy: case.contender.name, question };
         self.queue.answers(&cases.into_iter().map(job).collect::<Vec<_>>())
     }
 
@@ -174,7 +199,7 @@ impl ReproduceContext {
     pub(super) fn ask(&self, question: Question, scenarios: &[(String, String)]) -> anyhow::Result<Vec<SimAnswer>> {
         let job = |(policy, scenario): &(String, String)| SimJob {
             policy: policy.clone(),
-            scenario: scenario.clone(),
+            scenario: self.seeded(scenario),
             question,
         };
         self.queue.answers(&scenarios.iter().map(job).collect::<Vec<_>>())

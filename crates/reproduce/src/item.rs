@@ -67,15 +67,10 @@ pub struct FinishedItem {
 }
 
 impl ExperimentItem {
-    /// Runs the item and writes its plot into the folder `out`.
-    pub fn reproduce(&'static self, context: &ReproduceContext, out: &Path) -> anyhow::Result<FinishedItem> {
-        self.finish(self.run, false, context, out)
-    }
-
     /// Runs a form of the item, and writes its plot.
     pub(super) fn finish(
         &'static self,
-        run: RunItem,
+        run: impl Fn(&ReproduceContext) -> anyhow::Result<ItemReport>,
         live: bool,
         context: &ReproduceContext,
         out: &Path,

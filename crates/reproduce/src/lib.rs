@@ -27,6 +27,7 @@ mod played;
 mod print;
 mod queue;
 mod results;
+mod seeds;
 mod sources;
 mod symphony;
 #[cfg(test)]

@@ -68,7 +68,8 @@ pub(crate) struct ReproduceArgs {
     #[arg(long, value_name = "N")]
     jobs: Option<NonZeroUsize>,
 
-    /// Seeds per point, instead of the item's own number.
+    /// Seeds per point, instead of the item's own number. Rows get the mean, and the lowest and
+    /// highest value.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
     seeds: Option<u64>,
 

@@ -25,12 +25,17 @@ impl Process {
     /// Starts a process that sees these variables, too.
     pub(crate) fn start_with(words: &[&str], variables: &[(&str, &str)]) -> Process {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
-        command.envs(variables.iter().copied());
-        command.args(words).args(["--format", "json"]).stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+        command.envs(variables.iter().copied()).args(words).stderr(Stdio::null());
+        Process::spawn(command)
+    }
+
+    /// Starts a process by its command, and waits until it is ready.
+    pub(crate) fn spawn(mut command: Command) -> Process {
+        command.args(["--format", "json"]).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        let ready = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{words:?} printed {line:?}: {error}"));
+        let ready = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{command:?} printed {line:?}: {error}"));
         Process { child, ready }
     }
 

@@ -12,7 +12,7 @@ use crate::plane::{DecodeError, LoadCall, Message, MessageReader, PeerLink, Runn
 use crate::random_id;
 use parking_lot::Mutex;
 use ripieno_executor::{RemoteRows, Tensor};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -24,7 +24,22 @@ pub(super) struct SessionManager {
     pub(super) number: u64,
     pub(super) backend: Backend,
     state: Mutex<SessionState>,
-    sources: Mutex<HashMap<u32, Arc<FrontendSource>>>,
+    frontends: Mutex<AnnouncedFrontends>,
+}
+
+/// The frontends that schedulers have announced, by id.
+#[derive(Default)]
+struct AnnouncedFrontends {
+    by_id: HashMap<u32, AnnouncedFrontend>,
+    /// Number of scheduler connections so far.
+    connections: u64,
+}
+
+struct AnnouncedFrontend {
+    source: Arc<FrontendSource>,
+    /// The scheduler connections on which the frontend is connected, as far as is known. A spare
+    /// may reach a frontend that the primary has lost.
+    by: BTreeSet<u64>,
 }
 
 struct SessionState {
@@ -48,7 +63,7 @@ impl SessionManager {
             number: random_id(),
             backend,
             state: Mutex::new(state),
-            sources: Mutex::default(),
+            frontends: Mutex::default(),
         })
     }
 
@@ -65,17 +80,34 @@ impl SessionManager {
         reader: &mut MessageReader,
         stood: &mut bool,
     ) -> io::Result<()> {
+        let connection = {
+            let mut frontends = self.frontends.lock();
+            frontends.connections += 1;
+            frontends.connections
+        };
+        let ended = self.serve_messages(link, connection, reader, stood);
+        // Their rows and outputs are still on the way.
+        for frontend in self.frontends.lock().by_id.values_mut() {
+            frontend.by.remove(&connection);
+        }
+        ended
+    }
+
+    fn serve_messages(
+        &self,
+        link: &Arc<PeerLink>,
+        connection: u64,
+        reader: &mut MessageReader,
+        stood: &mut bool,
+    ) -> io::Result<()> {
         let mut session: Option<Arc<SchedulerSession>> = None;
         loop {
             let message = reader.read()?;
             *stood = true;
             match message {
                 Message::KeepAlive => {}
-                Message::AddFrontend(id, address) => self.on_frontend(id, &address),
-                Message::RemoveFrontend(id) if session.as_ref().is_some_and(|session| !session.is_over()) => {
-                    self.on_frontend_gone(id)
-                }
-                Message::RemoveFrontend(_) => {}
+                Message::AddFrontend(id, address) => self.on_frontend(id, &address, connection),
+                Message::RemoveFrontend(id) => self.on_frontend_gone(id, connection),
                 Message::Claim { stamp, holder } => {
                     if let Some(claimed) = self.claim(stamp, holder, link) {
                         session = Some(claimed);
@@ -187,25 +219,33 @@ impl SessionManager {
     /// is to be like a crash.
     pub(super) fn close(&self, like_crash: bool) {
         if like_crash {
-            self.sources.lock().drain().for_each(|(_, source)| source.close());
+            self.frontends.lock().by_id.drain().for_each(|(_, frontend)| frontend.source.close());
         }
         let mut state = self.state.lock();
         let sessions: Vec<_> = state.current.take().into_iter().chain(state.earlier.drain(..)).collect();
         drop(state);
         sessions.iter().for_each(|session| session.close());
-        let finishing: Vec<_> = self.sources.lock().drain().filter_map(|(_, source)| source.finish()).collect();
+        let mut frontends = self.frontends.lock();
+        let finishing: Vec<_> = frontends.by_id.drain().filter_map(|(_, frontend)| frontend.source.finish()).collect();
+        drop(frontends);
         let until = Instant::now() + PeerLink::MAX_SILENCE;
         finishing.iter().for_each(|link| link.wait_closed(until));
     }
 
     // Frontends.
 
-    fn on_frontend(&self, id: u32, address: &str) {
-        let mut sources = self.sources.lock();
-        if sources.get(&id).is_none_or(|known| known.address != address) {
-            let earlier = sources.insert(id, self.connect_to(id, address));
-            if let Some(earlier) = earlier {
-                earlier.close();
+    fn on_frontend(&self, id: u32, address: &str, connection: u64) {
+        let mut frontends = self.frontends.lock();
+        match frontends.by_id.get_mut(&id).filter(|known| known.source.address == address) {
+            Some(known) => {
+                known.by.insert(connection);
+            }
+            None => {
+                let (source, by) = (self.connect_to(id, address), BTreeSet::from([connection]));
+                let earlier = frontends.by_id.insert(id, AnnouncedFrontend { source, by });
+                if let Some(earlier) = earlier {
+                    earlier.source.close();
+                }
             }
         }
     }
@@ -215,11 +255,21 @@ impl SessionManager {
         FrontendSource::connect(Arc::clone(&self.backend.transport), (id, address.to_owned()), self.epoch().0, receiver)
     }
 
-    fn on_frontend_gone(&self, id: u32) {
-        let source = self.sources.lock().remove(&id);
-        if let Some(source) = source {
-            source.close();
+    /// Handles the end of a frontend's connection to a scheduler. The frontend has gone once no
+    /// scheduler has it.
+    fn on_frontend_gone(&self, id: u32, connection: u64) {
+        let mut frontends = self.frontends.lock();
+        let Some(frontend) = frontends.by_id.get_mut(&id) else { return };
+        frontend.by.remove(&connection);
+        let gone = if frontend.by.is_empty() { frontends.by_id.remove(&id) } else { None };
+        drop(frontends);
+        if let Some(gone) = gone {
+            gone.source.close();
         }
+    }
+
+    fn source(&self, frontend: u32) -> Option<Arc<FrontendSource>> {
+        self.frontends.lock().by_id.get(&frontend).map(|frontend| Arc::clone(&frontend.source))
     }
 
     fn current(&self) -> Option<Arc<SchedulerSession>> {
@@ -234,30 +284,30 @@ impl SessionHost for SessionManager {
 
     fn pull(&self, tag: u64, RemoteRows { frontend, request, first_row }: RemoteRows, rows: u32) -> bool {
         let message = || Message::Pull { tag, request, first_row, rows };
-        let source = self.sources.lock().get(&frontend).cloned();
-        let Some(source) = source else { return false };
+        let Some(source) = self.source(frontend) else { return false };
         if source.send(message()) {
             return true;
         }
         // The connection had ended, but the frontend is still registered at the scheduler.
         let again = self.connect_to(frontend, &source.address);
-        self.sources.lock().insert(frontend, Arc::clone(&again));
+        let mut frontends = self.frontends.lock();
+        let Some(known) = frontends.by_id.get_mut(&frontend) else { return false };
+        known.source = Arc::clone(&again);
+        drop(frontends);
         again.send(message())
     }
 
     /// Sends outputs to a request's frontend; without it, no client waits for them.
     fn send_outputs(&self, origin: RemoteRows, rows: u32, outputs: Result<Vec<Tensor>, String>) {
         let RemoteRows { frontend, request, first_row } = origin;
-        let source = self.sources.lock().get(&frontend).cloned();
-        if let Some(source) = source {
+        if let Some(source) = self.source(frontend) {
             source.send(Message::Outputs { request, first_row, rows, outputs });
         }
     }
 
     fn send_step(&self, origin: RemoteRows, outputs: Vec<Tensor>, last: bool) {
         let RemoteRows { frontend, request, .. } = origin;
-        let source = self.sources.lock().get(&frontend).cloned();
-        if let Some(source) = source {
+        if let Some(source) = self.source(frontend) {
             source.send(Message::Step { request, last, outputs });
         }
     }
@@ -278,6 +328,14 @@ impl RowReceiver for SessionManager {
     }
 
     fn on_lost(&self, frontend: u32) {
+        let mut frontends = self.frontends.lock();
+        // The last scheduler connection may have ended before it could say that the frontend has
+        // gone.
+        let is_over = |known: &AnnouncedFrontend| known.by.is_empty() && known.source.is_down();
+        if frontends.by_id.get(&frontend).is_some_and(is_over) {
+            frontends.by_id.remove(&frontend);
+        }
+        drop(frontends);
         if let Some(session) = self.current() {
             session.on_lost(frontend);
         }

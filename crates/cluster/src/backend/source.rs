@@ -101,6 +101,11 @@ impl FrontendSource {
         true
     }
 
+    /// Returns true once the connection has ended.
+    pub(super) fn is_down(&self) -> bool {
+        matches!(&*self.state.lock(), ConnectionState::Down)
+    }
+
     /// Takes no further message. Returns the connection, which ends once those that wait are sent.
     pub(super) fn finish(&self) -> Option<Arc<PeerLink>> {
         match std::mem::replace(&mut *self.state.lock(), ConnectionState::Down) {

@@ -116,7 +116,7 @@ impl FrontendShared {
                     self.follow_if_primary(link, said)?;
                 }
             }
-            Message::Heartbeat(epoch, process) => {
+            Message::Heartbeat(epoch, process, _) => {
                 said.primary = Some((epoch, process));
                 self.follow_if_primary(link, said)?;
             }

@@ -1,6 +1,6 @@
 //! The actions that the state machine of a scheduler requests.
 
-use super::ids::{Epoch, ProcessId, RequestId, Stamp};
+use super::ids::{Epoch, ProcessId, ReachedRoles, RequestId, Stamp};
 use super::store::Swap;
 
 /// An action for the host: a message to send, a call to the store, or a change for the engine.
@@ -14,6 +14,8 @@ pub enum SchedulerAction {
         to: ProcessId,
         /// The own epoch.
         epoch: Epoch,
+        /// The roles that this primary reaches.
+        reach: ReachedRoles,
     },
     /// Claim a backend, which reports the rows that it still runs.
     Claim {

@@ -20,6 +20,8 @@ pub enum ElectionCause {
     Silence(Nanos),
     /// The connection to the primary ended.
     ConnectionLost,
+    /// The primary has no backends or no frontends; this scheduler has both.
+    CutOff,
 }
 
 impl fmt::Display for ElectionCause {
@@ -30,6 +32,7 @@ impl fmt::Display for ElectionCause {
                 write!(text, "the primary was not heard for {:.0} ms", span.as_millis_f64())
             }
             ElectionCause::ConnectionLost => text.write_str("the connection to the primary ended"),
+            ElectionCause::CutOff => text.write_str("the primary is cut off from backends or frontends"),
         }
     }
 }
@@ -60,6 +63,8 @@ pub(super) struct Election {
     slept: Nanos,
     /// Time of the last heartbeat; `None` before the first.
     heard: Option<Time>,
+    /// Time since which the primary says that it lacks a role that this scheduler reaches.
+    cut_off_since: Option<Time>,
     /// The reason for which the store was asked last.
     cause: ElectionCause,
 }
@@ -83,6 +88,7 @@ impl Election {
             awake: now,
             slept: Nanos::ZERO,
             heard: None,
+            cut_off_since: None,
             cause: ElectionCause::NoPrimary,
         }
     }
@@ -123,13 +129,22 @@ impl Election {
         self.ask_at = at.max(self.rests_until).max(self.trusts_from);
     }
 
-    /// Handles a heartbeat of an epoch that is not over as far as is known.
-    pub(super) fn on_heartbeat(&mut self, now: Time, holder: ProcessId, epoch: Epoch) {
-        self.entry = Some(EpochEntry { epoch, holder });
+    /// Handles a heartbeat of an epoch that is not over as far as is known. A primary that stays
+    /// cut off from a role that this scheduler reaches is replaced like a silent one.
+    pub(super) fn on_heartbeat(&mut self, now: Time, holder: ProcessId, epoch: Epoch, cut_off: bool) {
+        let earlier = self.entry.replace(EpochEntry { epoch, holder });
+        let since = self.cut_off_since.filter(|_| earlier == self.entry);
         self.known = self.known.max(epoch);
+        self.cut_off_since = cut_off.then(|| since.unwrap_or(now));
         self.fenced = 0;
-        (self.heard, self.slept, self.cause) = (Some(now), Nanos::ZERO, ElectionCause::Silence(Nanos::ZERO));
-        self.restart_timer(now);
+        (self.heard, self.slept) = (Some(now), Nanos::ZERO);
+        if self.cut_off_since.is_none_or(|since| now < since + self.timing.cut_off) {
+            self.cause = ElectionCause::Silence(Nanos::ZERO);
+            self.restart_timer(now);
+        } else if !self.store_asked {
+            self.cause = ElectionCause::CutOff;
+            self.stand_at(now);
+        }
     }
 
     /// Handles news of an epoch.
@@ -211,7 +226,7 @@ mod tests {
 
     fn spare() -> (Election, Time) {
         let mut election = Election::new(Time::ORIGIN, ME, TIMING);
-        election.on_heartbeat(Time(5), OTHER, Epoch(4));
+        election.on_heartbeat(Time(5), OTHER, Epoch(4), false);
         (election, Time(5) + TIMING.silence)
     }
 
@@ -283,7 +298,7 @@ mod tests {
         election.on_timer(silent);
         election.on_store(silent, entry(5, ME));
         election.on_fenced(silent);
-        election.on_heartbeat(silent, OTHER, Epoch(6));
+        election.on_heartbeat(silent, OTHER, Epoch(6), false);
         assert_eq!(election.on_timer(silent + TIMING.silence), None, "a short silence means nothing to it");
         let rested = silent + TIMING.rest;
         assert!(election.clone().on_timer(rested).is_some(), "a longer one does");
@@ -293,13 +308,34 @@ mod tests {
     }
 
     #[test]
+    fn a_primary_that_stays_cut_off_is_replaced_although_it_is_heard() {
+        let (mut election, _) = spare();
+        let mut hear = |at: Time, epoch: u64, cut_off: bool| {
+            election.on_heartbeat(at, OTHER, Epoch(epoch), cut_off);
+            election.on_timer(at)
+        };
+        let begun = Time(5) + TIMING.heartbeat;
+        let patient = begun + TIMING.cut_off;
+        assert_eq!(hear(begun, 4, true), None);
+        assert_eq!(hear(Time(patient.0 - 1), 4, true), None);
+        assert_eq!(hear(patient, 5, true), None, "the next primary has as much time");
+        assert_eq!(hear(patient + TIMING.heartbeat, 5, false), None);
+        let late = patient + TIMING.cut_off;
+        assert_eq!(hear(late, 5, true), None, "it reached all since");
+        let swap = Swap { expected: Some(entry(5, OTHER)), next: entry(6, ME) };
+        assert_eq!(hear(late + TIMING.cut_off, 5, true), Some(swap));
+        assert_eq!(hear(late + TIMING.cut_off, 5, true), None, "a reply may be on the way");
+        assert_eq!(election.cause(), ElectionCause::CutOff);
+    }
+
+    #[test]
     fn silence_that_the_listener_slept_through_does_not_count() {
         let (mut election, silent) = spare();
         let woken = silent + Nanos::from_millis(200);
         election.on_awake(woken);
         election.on_lost(woken, OTHER);
         assert_eq!(election.on_timer(woken), None, "heartbeats wait to be read");
-        election.on_heartbeat(woken, OTHER, Epoch(4));
+        election.on_heartbeat(woken, OTHER, Epoch(4), false);
         assert_eq!(election.ask_at, woken + TIMING.silence);
 
         // A primary that has ended meanwhile is still missed.

@@ -25,6 +25,38 @@ pub enum Role {
     Backend,
 }
 
+/// The roles of which some process is connected to a scheduler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReachedRoles {
+    /// Whether there is a backend.
+    pub backends: bool,
+    /// Whether there is a frontend.
+    pub frontends: bool,
+}
+
+impl ReachedRoles {
+    /// A scheduler that can serve.
+    pub const ALL: ReachedRoles = ReachedRoles { backends: true, frontends: true };
+
+    /// Flags of a record: the sender says which roles it reaches, and these are the roles.
+    const SAID: u8 = 1;
+    const BACKENDS: u8 = 2;
+    const FRONTENDS: u8 = 4;
+
+    pub(crate) fn flags(self) -> u8 {
+        ReachedRoles::SAID
+            | if self.backends { ReachedRoles::BACKENDS } else { 0 }
+            | if self.frontends { ReachedRoles::FRONTENDS } else { 0 }
+    }
+
+    /// Returns the roles of these flags; `None` if the sender does not say them.
+    pub(crate) fn of(flags: u8) -> Option<ReachedRoles> {
+        let is = |flag: u8| flags & flag != 0;
+        let roles = ReachedRoles { backends: is(ReachedRoles::BACKENDS), frontends: is(ReachedRoles::FRONTENDS) };
+        is(ReachedRoles::SAID).then_some(roles)
+    }
+}
+
 /// Number of a primary's term; zero is before the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Epoch(pub u64);

@@ -19,7 +19,7 @@ mod timing;
 pub use action::SchedulerAction;
 pub use election::ElectionCause;
 pub use fence::{ClaimOutcome, Fence, Following, HeartbeatSender};
-pub use ids::{Epoch, ProcessId, RequestId, Role, Stamp};
+pub use ids::{Epoch, ProcessId, ReachedRoles, RequestId, Role, Stamp};
 pub use primary::RunningRows;
 pub use scheduler::SchedulerMachine;
 pub use timing::Timing;

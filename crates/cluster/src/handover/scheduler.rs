@@ -3,7 +3,7 @@
 
 use super::action::SchedulerAction::{self, BecomePrimary, Fenced, Heartbeat, StepDown};
 use super::election::{Election, ElectionCause};
-use super::ids::{Epoch, ProcessId, RequestId, Role, Stamp};
+use super::ids::{Epoch, ProcessId, ReachedRoles, RequestId, Role, Stamp};
 use super::primary::{Primary, RunningRows};
 use super::store::EpochEntry;
 use super::timing::Timing;
@@ -74,10 +74,11 @@ impl SchedulerMachine {
     /// Handles the connection of a process.
     pub fn on_member(&mut self, now: Time, who: ProcessId, role: Role, out: &mut Vec<SchedulerAction>) {
         self.members.insert(who, role);
+        let reach = self.reach();
         let Some(primary) = &mut self.primary else { return };
         match role {
             Role::Backend => primary.on_backend(now, who, out),
-            Role::Scheduler | Role::Frontend => out.push(Heartbeat { to: who, epoch: primary.epoch() }),
+            Role::Scheduler | Role::Frontend => out.push(Heartbeat { to: who, epoch: primary.epoch(), reach }),
         }
     }
 
@@ -110,13 +111,21 @@ impl SchedulerMachine {
         self.step_down_if_stale(now, out);
     }
 
-    /// Handles another scheduler's heartbeat.
-    pub fn on_heartbeat(&mut self, now: Time, from: ProcessId, epoch: Epoch, out: &mut Vec<SchedulerAction>) {
+    /// Handles another scheduler's heartbeat, and which roles that one reaches if it says so.
+    pub fn on_heartbeat(
+        &mut self,
+        now: Time,
+        said: EpochEntry,
+        reach: Option<ReachedRoles>,
+        out: &mut Vec<SchedulerAction>,
+    ) {
+        let EpochEntry { epoch, holder: from } = said;
         self.on_epoch(now, epoch, out);
         if epoch < self.known() {
             out.push(Fenced { to: from, epoch: self.known() });
         } else if self.primary.is_none() {
-            self.election.on_heartbeat(now, from, epoch);
+            let cut_off = reach.is_some_and(|reach| self.reach() == ReachedRoles::ALL && reach != ReachedRoles::ALL);
+            self.election.on_heartbeat(now, from, epoch, cut_off);
         }
     }
 
@@ -194,8 +203,13 @@ impl SchedulerMachine {
     }
 
     fn send_heartbeats(&self, role: Role, out: &mut Vec<SchedulerAction>) {
-        let epoch = self.known();
+        let (epoch, reach) = (self.known(), self.reach());
         let those = self.members.iter().filter(|(_, own)| **own == role);
-        out.extend(those.map(|(&to, _)| Heartbeat { to, epoch }));
+        out.extend(those.map(|(&to, _)| Heartbeat { to, epoch, reach }));
+    }
+
+    fn reach(&self) -> ReachedRoles {
+        let has = |role: Role| self.members.values().any(|own| *own == role);
+        ReachedRoles { backends: has(Role::Backend), frontends: has(Role::Frontend) }
     }
 }

@@ -19,6 +19,8 @@ pub struct Timing {
     /// Time that a scheduler needs after its start to learn of all other processes. It waits twice
     /// as long before it asks the store for leadership.
     pub discovery: Nanos,
+    /// Time for which a primary may have no backend, or no frontend, while a spare has both.
+    pub cut_off: Nanos,
     /// Time for which a deposed primary follows before it stands for leadership again.
     pub rest: Nanos,
 }
@@ -36,6 +38,7 @@ impl Timing {
         claim: Nanos::from_millis(1 << 40),
         settle: Nanos::from_millis(100),
         discovery: Nanos::from_millis(100),
+        cut_off: Nanos::from_millis(1_000),
         rest: Nanos::from_millis(2_000),
     };
 

@@ -12,7 +12,7 @@ use super::graph::{MAX_GRAPH, read_graph, write_graph};
 use super::report::{HELD, MAX_HELD, RunningReport};
 use super::task_end::{MEMBER_END, TaskEnd};
 use super::tensors::{read_tensors, write_tensors};
-use crate::handover::{Epoch, ProcessId, Stamp};
+use crate::handover::{Epoch, ProcessId, ReachedRoles, Stamp};
 use bytes::Bytes;
 use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, TaskId};
 use ripieno_executor::{RemoteRows, Tensor};
@@ -66,8 +66,8 @@ pub enum Message {
     },
     /// Backend: the rows that still run from earlier epochs.
     Report(RunningReport),
-    /// Scheduler, to schedulers and frontends: it is the primary of this epoch.
-    Heartbeat(Epoch, ProcessId),
+    /// Scheduler, to schedulers and frontends: it is the primary, and the roles that it reaches.
+    Heartbeat(Epoch, ProcessId, Option<ReachedRoles>),
     /// To a scheduler: the sender knows of a later epoch.
     Fenced(Epoch),
     /// Scheduler, to another: the sender's id, on a connection for heartbeats.
@@ -328,7 +328,9 @@ impl Message {
                 RecordWriter::new(kind::CLAIM).u64(stamp.epoch.0).u64(stamp.number).u64(holder.0)
             }
             Message::Report(report) => report.put(RecordWriter::new(kind::REPORT)),
-            Message::Heartbeat(epoch, holder) => RecordWriter::new(kind::HEARTBEAT).u64(epoch.0).u64(holder.0),
+            Message::Heartbeat(epoch, holder, reach) => {
+                RecordWriter::new(kind::HEARTBEAT).u64(epoch.0).u64(holder.0).u8(reach.map_or(0, ReachedRoles::flags))
+            }
             Message::Fenced(epoch) => RecordWriter::new(kind::FENCED).u64(epoch.0),
             Message::Peer(process) => RecordWriter::new(kind::PEER).u64(process.0),
             Message::Outputs { request, first_row, rows, outputs } => {
@@ -398,7 +400,7 @@ impl Message {
             kind::NO_ROWS => Message::Rows { tag: get.u64(), inputs: None },
             kind::CLAIM => Message::Claim { stamp: read_stamp(&mut get), holder: ProcessId(get.u64()) },
             kind::REPORT => Message::Report(RunningReport::get(&mut get, &tail)?),
-            kind::HEARTBEAT => Message::Heartbeat(Epoch(get.u64()), ProcessId(get.u64())),
+            kind::HEARTBEAT => Message::Heartbeat(Epoch(get.u64()), ProcessId(get.u64()), ReachedRoles::of(get.u8())),
             kind::FENCED => Message::Fenced(Epoch(get.u64())),
             kind::PEER => Message::Peer(ProcessId(get.u64())),
             kind::OUTPUTS | kind::INVALID => {

@@ -164,8 +164,8 @@ impl SchedulerShared {
                     store_thread.request_swap(swap);
                 }
             }
-            SchedulerAction::Heartbeat { to, epoch } => {
-                self.send_to(to, &Message::Heartbeat(epoch, self.leadership.me))
+            SchedulerAction::Heartbeat { to, epoch, reach } => {
+                self.send_to(to, &Message::Heartbeat(epoch, self.leadership.me, Some(reach)))
             }
             SchedulerAction::Fenced { to, epoch } => self.send_to(to, &Message::Fenced(epoch)),
             SchedulerAction::Claim { to, stamp } => {

@@ -3,6 +3,7 @@
 
 use super::SchedulerShared;
 use crate::handover::ProcessId;
+use crate::handover::store::EpochEntry;
 use crate::plane::{
     ByteStream, Handshake, HandshakeError, LinkBounds, Message, MessageReader, PeerLink, Role, Transport,
     connect_handshake,
@@ -73,10 +74,10 @@ impl SchedulerShared {
                 Message::KeepAlive => {}
                 Message::Peer(process) if process == self.leadership.me => return Ok(()),
                 Message::Peer(process) => *other = Some(process),
-                Message::Heartbeat(epoch, process) => {
+                Message::Heartbeat(epoch, process, reach) => {
                     *other = Some(process);
                     let known = self.update(|machine, now, out| {
-                        machine.on_heartbeat(now, process, epoch, out);
+                        machine.on_heartbeat(now, EpochEntry { epoch, holder: process }, reach, out);
                         machine.known()
                     });
                     if epoch < known {

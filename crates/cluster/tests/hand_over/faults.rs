@@ -18,6 +18,8 @@ pub(crate) enum Fault {
     HangPrimary { back: Nanos },
     /// Nothing passes between the primary and any backend, nor any other place, for as long again.
     IsolatePrimary { back: Nanos },
+    /// Nothing passes between the primary and any backend, or any frontend.
+    CutOffPrimary { frontends: bool, back: Nanos },
     /// A connection breaks, and both ends see it.
     Break { one: Place, other: Place },
     /// Nothing passes from one place to the other.
@@ -46,6 +48,8 @@ pub(crate) enum Kind {
     /// A primary that is cut off misses its successor, and then first hears from backends that have
     /// restarted.
     Restarts,
+    /// A primary that its spares hear is cut off from backends or frontends.
+    CutOff,
 }
 
 pub(crate) fn weather(kind: Kind, seed: u64) -> Weather {
@@ -53,7 +57,7 @@ pub(crate) fn weather(kind: Kind, seed: u64) -> Weather {
     match kind {
         Kind::All => {}
         Kind::Losses => return Weather { lost: 20, ..Weather::CALM },
-        Kind::Primaries | Kind::Backends | Kind::Pauses | Kind::Restarts => return Weather::CALM,
+        Kind::Primaries | Kind::Backends | Kind::Pauses | Kind::Restarts | Kind::CutOff => return Weather::CALM,
     }
     // A third of all runs has a good network, so that other faults are seen alone.
     if below(random, 3) == 0 {
@@ -75,6 +79,10 @@ pub(crate) fn plan(kind: Kind, seed: u64) -> Vec<(Time, Fault)> {
         Kind::All => {}
         Kind::Losses => return Vec::new(),
         Kind::Restarts => return restarts(random),
+        Kind::CutOff => {
+            let back = FAULTS_END - FIRST_FAULT;
+            return vec![(FIRST_FAULT, Fault::CutOffPrimary { frontends: below(random, 2) == 0, back })];
+        }
         Kind::Pauses => {
             let back = Nanos::from_micros(10_000 + below(random, 90_000) as i64);
             let primary = below(random, 3) == 0;

@@ -53,7 +53,7 @@ impl Frontend {
 
     pub(crate) fn on_message(&mut self, now: Time, from: ProcessId, message: &Message, out: &mut Vec<FrontendAction>) {
         match &message.body {
-            Body::Heartbeat => match self.following.on_heartbeat(from, message.epoch) {
+            Body::Heartbeat(_) => match self.following.on_heartbeat(from, message.epoch) {
                 HeartbeatSender::NewPrimary => {
                     let all: Vec<_> = self.waiting.keys().copied().collect();
                     self.ask(now, &all, out);

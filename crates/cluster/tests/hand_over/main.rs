@@ -123,6 +123,14 @@ fn a_restarted_backend_accepts_no_earlier_primary() {
 }
 
 #[test]
+fn a_primary_that_is_cut_off_from_a_role_is_replaced_once() {
+    for seed in 0..100 {
+        let counts = run(Kind::CutOff, seed);
+        assert_eq!((counts.epochs, counts.stepped_down), (2, 1), "seed {seed}: {counts:?}");
+    }
+}
+
+#[test]
 fn equal_seeds_run_alike() {
     let run = || World::new(Kind::All, 7, false).run();
     assert_eq!(run(), run());

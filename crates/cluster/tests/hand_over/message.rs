@@ -2,7 +2,7 @@
 //! effect on tensors, and with repetitions, since messages are lost here.
 
 use ripieno_base::{ModelId, Nanos};
-use ripieno_cluster::handover::{Epoch, RequestId, Role, RunningRows, Stamp};
+use ripieno_cluster::handover::{Epoch, ReachedRoles, RequestId, Role, RunningRows, Stamp};
 
 /// A batch: the claim under which it was ordered, and its number under that claim.
 pub(crate) type Batch = (Stamp, u64);
@@ -19,8 +19,8 @@ pub(crate) struct Message {
 pub(crate) enum Body {
     /// To every scheduler: the sender is alive.
     Hello(Role),
-    /// From the primary: its epoch.
-    Heartbeat,
+    /// From the primary: its epoch, and the roles that it reaches.
+    Heartbeat(ReachedRoles),
     /// To a process whose epoch is over.
     Fenced,
     /// To a backend: follow the sender, and report the running rows.

@@ -34,6 +34,7 @@ const TIMING: Timing = Timing {
     claim: Nanos::from_millis(4),
     settle: Nanos::from_millis(20),
     discovery: Nanos::from_millis(20),
+    cut_off: Nanos::from_millis(200),
     rest: Nanos::from_millis(400),
 };
 /// Interval of hellos, which stand for the connections of the real roles.

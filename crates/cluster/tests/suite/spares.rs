@@ -1,7 +1,9 @@
 //! Two schedulers with one epoch store: whichever fails, and whenever, running work goes on, each
 //! request has one answer, and no backend follows two schedulers.
 
-use crate::common::{Client, DEPTH, SAFETY, Served, anywhere, asking, backend_with, rows, starts, until, whole};
+use crate::common::{
+    Client, DEPTH, RunningBackend, SAFETY, Served, anywhere, asking, backend_with, rows, starts, until, whole,
+};
 use parking_lot::Mutex;
 use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, TaskId};
 use ripieno_cluster::handover::store::{EpochStore, MemoryStore};
@@ -18,7 +20,6 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
 /// TCP that can be cut: then nothing passes on its connections, and no new one is made. Bytes in
@@ -257,47 +258,69 @@ impl Played {
         self.link.send(&Message::Claim { stamp, holder: ProcessId(epoch) });
         self.hears()
     }
+
+    /// Orders a task of one row, which frontend 9 has.
+    fn orders(&self, task: u32) {
+        self.link.send(&Message::OpenDevice(1));
+        self.link.send(&Message::Attach(ModelId(0), 0));
+        let (slot, walk, rows, length) = (RequestSlot(task), 1, 1, 1);
+        let origin = Some(RemoteRows { frontend: 9, request: 1, first_row: 0 });
+        let members = vec![RunMember { slot, rows, length, node: 0, stream: false, walk, left_ns: None, origin }];
+        let (model, block, lane, length, wait_ns) = (ModelId(0), BlockId(0), LaneId(0), 1, 0);
+        let task = RunTask { task: TaskId(task), model, block, lane, length, wait_ns, members };
+        self.link.send(&Message::RunTask(task));
+    }
 }
 
-#[test]
-fn a_backend_follows_only_the_latest_claim() {
+/// Starts a backend of two schedulers that the test plays.
+fn backend_of_two() -> (RunningBackend, [Played; 2]) {
     let listeners = [(); 2].map(|()| Tcp.listen(anywhere()).unwrap());
     let engine = Arc::new(EmulatedEngine::new(EmulatedOptions::default()).with_depth(DEPTH));
     let schedulers = listeners.iter().map(|listener| listener.address().to_string()).collect();
     let backend = backend_with(schedulers, &models(1), engine, None);
-    let [mut old, mut new] = listeners.each_ref().map(|listener| Played::accept(&**listener));
-    let orders = |played: &Played, task: u32| {
-        played.link.send(&Message::OpenDevice(1));
-        played.link.send(&Message::Attach(ModelId(0), 0));
-        let (slot, walk, rows, length) = (RequestSlot(task), 1, 1, 1);
-        // This frontend was not announced: its rows cannot be fetched.
-        let origin = Some(RemoteRows { frontend: 9, request: 1, first_row: 0 });
-        let members = vec![RunMember { slot, rows, length, node: 0, stream: false, walk, left_ns: None, origin }];
-        let (model, block, lane, length, wait_ns) = (ModelId(0), BlockId(0), LaneId(0), 1, 0);
-        played.link.send(&Message::RunTask(RunTask {
-            task: TaskId(task),
-            model,
-            block,
-            lane,
-            length,
-            wait_ns,
-            members,
-        }));
-    };
+    (backend, listeners.each_ref().map(|listener| Played::accept(&**listener)))
+}
+
+#[test]
+fn a_frontend_that_one_scheduler_has_lost_stays_with_the_other() {
+    let (backend, [mut primary, mut spare]) = backend_of_two();
+    let frontend = Tcp.listen(anywhere()).unwrap();
+    let announced = || Message::AddFrontend(9, frontend.address().to_string());
+    primary.link.send(&announced());
+    primary.claims(1, 1);
+    spare.link.send(&announced());
+    assert!(matches!(spare.claims(0, 1), Message::Fenced(_)), "both have announced it");
+    primary.link.send(&Message::RemoveFrontend(9));
+    assert!(matches!(primary.claims(1, 2), Message::Report(_)), "the primary has lost it");
+    assert!(matches!(spare.claims(2, 1), Message::Report(_)));
+    spare.orders(1);
+    let stream = frontend.accept().unwrap().unwrap();
+    accept_handshake(&*stream, Handshake::new(Role::Frontend, 0), &[Role::Backend]).unwrap();
+    let mut reader = MessageReader::new(stream, SAFETY);
+    let mut messages = std::iter::from_fn(|| reader.read().ok());
+    let pulled = messages.find(|message| !matches!(message, Message::KeepAlive));
+    assert!(matches!(pulled, Some(Message::Pull { request: 1, .. })), "{pulled:?}");
+    backend.abort();
+}
+
+#[test]
+fn a_backend_follows_only_the_latest_claim() {
+    let (backend, [mut old, mut new]) = backend_of_two();
+    // No frontend was announced: the rows of tasks cannot be fetched.
     let reported = |message: Message, epoch: u64| {
         let Message::Report(RunningReport { stamp, held, .. }) = message else { panic!("{message:?}") };
         assert!(stamp.epoch == Epoch(epoch) && held.is_empty());
     };
     reported(old.claims(1, 4), 1);
-    orders(&old, 1);
+    old.orders(1);
     assert!(matches!(old.hears(), Message::TaskEnd(TaskEnd { task: TaskId(1), .. })));
     reported(new.claims(2, 1), 2);
-    orders(&old, 2);
+    old.orders(2);
     for _ in 0..3 {
         assert!(matches!(old.hears(), Message::Fenced(Epoch(2))), "of each order");
     }
     assert!(matches!(old.claims(1, 5), Message::Fenced(Epoch(2))));
-    orders(&new, 1);
+    new.orders(1);
     assert!(matches!(new.hears(), Message::TaskEnd(TaskEnd { task: TaskId(1), .. })));
     backend.abort();
 }

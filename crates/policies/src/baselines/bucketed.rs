@@ -26,13 +26,13 @@
 //! longest possible output. Models share a device by turns, too, bucket after bucket. Buckets
 //! beyond the 1,024th are one, padded to its longest member.
 
-use crate::cell_scheduler::{CellScheduler, Choose};
+use crate::cell_scheduler::{CellRules, CellScheduler, Choose, Join, Leave, Padding, Sets};
 use crate::options::SET_AHEAD;
 use crate::policy::{Chains, Form, Policy};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos};
 use ripieno_model::{DropRule, Model, Walk};
 use ripieno_sched::Needs;
-use ripieno_sched::cells::{CellModel, CellRules, Cells, Join, Leave, Padding, check};
+use ripieno_sched::cells::{CellModel, Cells, check};
 use ripieno_sched::tables::models::{BatchOptions, PerModel};
 use ripieno_sched::{BuildError, Knob, Knobs};
 use ripieno_sched::{DROP, MAX_BATCH};
@@ -84,14 +84,13 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     let window_ms = PerModel::read(&setup.models, |model| knobs.number(WINDOW_MS.name, model))?;
     let options = BatchOptions::read(setup, knobs, DropRule::Never)?;
     let rules = move |model: &Model| CellRules {
-        merges: false,
         max_tasks: usize::MAX,
         join: Join::InSets { width: Some(width.of(model).unwrap_or(10).min(1 << 20) as u32) },
         leave: Leave::WithItsSet(padding),
         pads_output: true,
         drains,
         window: Nanos::from_millis_f64(window_ms.of(model).unwrap_or(0.0)),
-        merge_per_node: Nanos::ZERO,
+        ..CellRules::STEP_BY_STEP
     };
     Ok(Box::new(CellScheduler::new(setup, options, rules, InOrder)))
 }
@@ -101,7 +100,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
 pub(super) struct InOrder;
 
 impl Choose for InOrder {
-    fn choose(&mut self, cells: &Cells, device: DeviceId) -> Option<(ModelId, BlockId)> {
+    fn choose(&mut self, cells: &Cells<Sets>, device: DeviceId) -> Option<(ModelId, BlockId)> {
         let of_model = |(id, served): (ModelId, &CellModel)| {
             let block = served.cells.iter().position(|cell| cell.ready(device) > 0)?;
             Some((served.cells[block].chosen, id, BlockId(block as u16)))

@@ -20,13 +20,13 @@
 //! walk: all encoders of a set, then its decoders.
 
 use super::bucketed::InOrder;
-use crate::cell_scheduler::CellScheduler;
+use crate::cell_scheduler::{CellRules, CellScheduler, Join, Leave, Padding};
 use crate::options::SET_AHEAD;
 use crate::policy::{Chains, Form, Policy};
 use ripieno_base::Nanos;
 use ripieno_model::{DropRule, Model, Walk};
 use ripieno_sched::Needs;
-use ripieno_sched::cells::{CellRules, Join, Leave, Padding, check};
+use ripieno_sched::cells::check;
 use ripieno_sched::tables::models::{BatchOptions, PerModel};
 use ripieno_sched::{BuildError, Knob, Knobs};
 use ripieno_sched::{DROP, MAX_BATCH};
@@ -63,10 +63,8 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         max_tasks: usize::MAX,
         join: Join::InSets { width: None },
         leave: Leave::WithItsSet(Padding::None),
-        pads_output: false,
-        drains: false,
-        window: Nanos::ZERO,
         merge_per_node: Nanos::from_millis_f64(merge_us.of(model).unwrap_or(0.0) / 1e3),
+        ..CellRules::STEP_BY_STEP
     };
     Ok(Box::new(CellScheduler::new(setup, options, rules, InOrder)))
 }

@@ -8,8 +8,9 @@
 use super::grants::{DeviceToken, GrantNumber};
 use super::grants::{Grant, Loaded, Offer, Release, Sent, Standing, ToMatchmaker};
 use super::{Rules, ShardQueues};
+use crate::chain_tasks::ChainTasks;
 use ripieno_base::{DeviceId, LaneId, RequestSlot, TaskId, Time};
-use ripieno_sched::tables::tasks::{Task, Tasks};
+use ripieno_sched::tables::tasks::Task;
 use ripieno_sched::{Action, Control, Limits, Outbox, Outcome, Request, Scheduler, TaskDone, Why};
 use std::any::Any;
 
@@ -22,7 +23,7 @@ impl<T: FnMut(ToMatchmaker)> Sender for T {}
 pub struct ModelShard {
     number: u16,
     queues: ShardQueues,
-    tasks: Tasks,
+    tasks: ChainTasks,
     /// The number of the first task of this shard: shards must not share task ids.
     first_task: u32,
     /// Whether devices hold more than one task, so that batches that take time to reach them can be
@@ -55,7 +56,7 @@ impl ModelShard {
         ModelShard {
             number: number as u16,
             queues: ShardQueues::new(limits, rules),
-            tasks: Tasks::new(limits),
+            tasks: ChainTasks::new(limits),
             first_task: (number * limits.tasks()) as u32,
             holds_ahead: limits.depth > 1,
             stands: vec![None; limits.devices],

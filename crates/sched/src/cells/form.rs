@@ -1,47 +1,42 @@
 //! Tasks: selection of ready nodes, and the state changes on submission and on completion.
 
-use super::{CellRequestState, Cells, Join, Leave, Walker};
+use super::{CellRequestState, Cells, Groups, Walker};
 use crate::estimate::cost;
 use crate::{Outbox, TaskDone};
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, TaskId, Time};
-use ripieno_model::Steps;
 
-impl Cells {
-    /// "Batch" of Algorithm 1: submits tasks of one cell type to an idle device, up to the limit.
-    /// Each of them may take what the previous one makes ready. After the first, only tasks of at
-    /// least the smallest supported batch are submitted.
-    pub fn batch(&mut self, now: Time, model: ModelId, block: BlockId, device: DeviceId, out: &mut Outbox) {
+impl<G: Groups> Cells<G> {
+    /// "Batch" of Algorithm 1: submits up to `most` tasks of one cell type to an idle device, which
+    /// begin at `start` or later. Each of them may take what the previous one makes ready. After
+    /// the first, only tasks of at least the smallest supported batch are submitted.
+    pub fn batch(
+        &mut self,
+        start: Time,
+        (model, block): (ModelId, BlockId),
+        device: DeviceId,
+        most: usize,
+        out: &mut Outbox,
+    ) {
         self.choices += 1;
         let choices = self.choices;
-        let served = self.served_mut(model);
-        served.cells[block.index()].chosen = choices;
-        // A fixed set would queue steps beyond its end, which is not known in advance.
-        let blind = served.rules.join != Join::NextTask && served.steps(block) == Steps::UntilEnd;
-        // A block that runs once makes nothing ready that could follow, and requests that arrive
-        // meanwhile would miss tasks submitted ahead.
-        let once = served.steps(block) == Steps::Once;
-        let limit = if blind || once { 1 } else { served.rules.max_tasks.min(self.max_tasks) };
-        for tasks in 0..limit {
+        self.served_mut(model).cells[block.index()].chosen = choices;
+        for tasks in 0..most {
             let cell = &self.served(model).cells[block.index()];
             let size = cell.ready(device).min(cell.max);
             if size == 0 || (tasks > 0 && size < cell.min) {
                 break;
             }
             let task = self.submit(model, block, device);
-            out.push(self.tasks.start(task, self.devices[device].ready.max(now)));
+            out.push(self.tasks.start(task, start));
         }
     }
 
     /// "FormBatchedTask" and "SubmitBatchedTask".
     fn submit(&mut self, model: ModelId, block: BlockId, device: DeviceId) -> TaskId {
-        let served = self.served(model);
-        let makes_set = served.rules.join == Join::NextTask && served.rules.leave != Leave::AtItsEnd;
         let task = self.tasks.open(model, block, device, LaneId(0));
         self.fill(task, model, block, device);
         self.pad(task);
-        if makes_set {
-            self.make_set(task, model);
-        }
+        G::filled(self, task);
         for at in 0..self.tasks.members(task).len() {
             self.advance_node(task, at);
         }

@@ -1,4 +1,4 @@
-//! Scheduling cell by cell: the state that "cellular", "bucketed" and "graph-merge" share.
+//! Scheduling cell by cell: requests that walk through cells, their ready cells, and tasks of them.
 //!
 //! # Subgraphs
 //!
@@ -11,16 +11,16 @@
 //! tasks of it, until none is left there. Where devices do not share the state of requests, the
 //! model is pinned: the device of a request's first cell runs all of them.
 //!
-//! # Three policies
+//! # Policies
 //!
-//! The policies differ in the rules for joining and leaving ([`CellRules`]), and in the cell type
-//! that an idle device takes next (`Choose`). A fixed set of requests that runs to its end is a set
-//! whose subgraphs stay pinned. Padding is a sequence that continues beyond its last step.
+//! Requests join the next step and leave at their own end. A policy that ties requests together,
+//! or lets them wait for each other, says so by [`Groups`]. Which cell type an idle device takes
+//! next is the scheduler's choice.
 //!
 //! # Parts
 //!
 //! `graphs.rs` and `subgraphs.rs` hold the parts of requests, `served.rs` the queues of cell types.
-//! `walk.rs` has the walk of a request, `form.rs` tasks, `sets.rs` requests that run together.
+//! `walk.rs` has the walk of a request, `form.rs` tasks, `groups.rs` requests that go together.
 //!
 //! # What always holds
 //!
@@ -30,100 +30,32 @@
 
 mod form;
 mod graphs;
+mod groups;
 mod outlook;
 mod served;
-mod sets;
 mod subgraphs;
 mod walk;
 
+pub use groups::{Groups, Left};
 pub use served::{CellModel, CellType};
 
 use crate::contract::knobs::BuildError;
-use crate::tables::cohorts::{CohortId, Cohorts};
 use crate::tables::devices::Devices;
 use crate::tables::models::{BatchOptions, Models};
 use crate::tables::requests::DropTimers;
 use crate::tables::tasks::Tasks;
 use crate::{Action, Limits, Outbox, Request, Setup};
 use graphs::Graphs;
-use ripieno_base::{BlockId, DeviceId, Links, ModelId, Nanos, RequestSlot, TaskId, Time};
+use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot, TaskId, Time};
 use ripieno_model::{Graph, Model, Profile};
 use served::CellModelState;
-use sets::{CellSet, SetTurns};
 use subgraphs::Subgraphs;
 
-/// The policy's options for a model.
-#[derive(Clone, Copy, Debug)]
-pub struct CellRules {
-    /// Whether a task may hold more rows than the requests of a set have.
-    pub merges: bool,
-    /// Largest number of tasks submitted to a device together.
-    pub max_tasks: usize,
-    /// The rule for joining.
-    pub join: Join,
-    /// The rule for leaving.
-    pub leave: Leave,
-    /// Whether outputs go on as padding until the last member of the set has ended. Needs a rule
-    /// for leaving with padding.
-    pub pads_output: bool,
-    /// True if a bucket keeps its turn while it can fill sets.
-    pub drains: bool,
-    /// Longest time that the oldest request of a bucket waits for its set to fill.
-    pub window: Nanos,
-    /// Time of merging graphs before a set can start, per node.
-    pub merge_per_node: Nanos,
-}
-
-impl CellRules {
-    /// One step at a time: requests join at the next step and leave at their own end.
-    pub const STEP_BY_STEP: CellRules = CellRules {
-        merges: false,
-        max_tasks: 1,
-        join: Join::NextTask,
-        leave: Leave::AtItsEnd,
-        pads_output: false,
-        drains: false,
-        window: Nanos::ZERO,
-        merge_per_node: Nanos::ZERO,
-    };
-}
-
-/// The rule for the start of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Join {
-    /// In the next task that has room.
-    NextTask,
-    /// In a fixed set of requests from one bucket, on a device that has no set.
-    InSets {
-        /// Number of lengths in a bucket; `None` puts all lengths into one.
-        width: Option<u32>,
-    },
-}
-
-/// The rule for the end of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leave {
-    /// After its own last cell.
-    AtItsEnd,
-    /// After the last request of its set. If requests may join at any time, those that begin in one
-    /// task form a set.
-    WithItsSet(Padding),
-}
-
-/// The rule for the rows of shorter requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Padding {
-    /// Rows of ended requests are removed.
-    None,
-    /// Rows are kept until the longest of the set has ended.
-    ToLongest,
-    /// Rows are kept until the end of the bucket.
-    ToBucket,
-}
-
-/// The common state.
+/// The state of all requests in cells.
 #[derive(Debug)]
-pub struct Cells {
+pub struct Cells<G = ()> {
+    /// Requests that the policy ties together.
+    pub groups: G,
     /// The models.
     models: Models<CellModelState>,
     /// Live requests, by slot.
@@ -139,12 +71,6 @@ pub struct Cells {
     places: Vec<(u32, u32)>,
     /// Length of a task's part of `places`.
     stride: usize,
-    /// Requests that run together, where sets are fixed.
-    sets: Cohorts<CellSet>,
-    /// Turns of the buckets.
-    turns: SetTurns,
-    /// Links of the buckets.
-    links: Links,
     /// The devices.
     devices: Devices<CellDevice>,
     /// Drop times of waiting requests.
@@ -155,8 +81,6 @@ pub struct Cells {
     arrivals: u64,
     /// Number of choices of a cell type so far.
     choices: u64,
-    /// Largest number of tasks that a device holds.
-    max_tasks: usize,
 }
 
 /// A live request.
@@ -185,7 +109,7 @@ struct Walker {
     unwanted: bool,
     /// Padded length of the request after the first block; its own length before.
     length: u32,
-    /// True if the request counts among the members of its set that have not reached their end.
+    /// True if the request's output continues as padding after its end, which it has not reached.
     going: bool,
 }
 
@@ -211,10 +135,10 @@ impl Walker {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CellRequestState {
-    /// Nothing was submitted, and it is in no set.
+    /// Nothing was submitted, and its group has not begun.
     Waiting,
     Running,
-    /// The request's walk is complete; it waits for its set.
+    /// The request's walk is complete; it waits for its group.
     Held,
     /// It has ended, or the slot is free.
     Over,
@@ -227,17 +151,14 @@ struct CellDevice {
     held: usize,
     /// Number of live requests of pinned models that have begun on the device.
     walks: usize,
-    /// The set that runs on the device, if sets are fixed.
-    set: Option<CohortId>,
-    /// End of the merging of graphs.
-    ready: Time,
 }
 
-impl Cells {
+impl<G: Groups> Cells<G> {
     /// Creates the state without models, with the first `devices` devices present.
-    pub fn new(limits: &Limits, devices: usize, options: BatchOptions, tasks: Tasks) -> Cells {
-        let device = || CellDevice { held: 0, walks: 0, set: None, ready: Time::ORIGIN };
+    pub fn new(limits: &Limits, devices: usize, options: BatchOptions, tasks: Tasks, groups: G) -> Cells<G> {
+        let device = || CellDevice { held: 0, walks: 0 };
         Cells {
+            groups,
             models: Models::new(limits, options),
             walkers: vec![Walker { state: CellRequestState::Over, ..Walker::new(Request::NONE, 0) }; limits.requests],
             subgraphs: Subgraphs::new(limits),
@@ -245,28 +166,21 @@ impl Cells {
             tasks,
             places: vec![(0, 0); limits.tasks() * limits.batch],
             stride: limits.batch,
-            sets: Cohorts::new(limits.requests),
-            turns: SetTurns { last: (0, 0), ripens: Time::NEVER },
-            links: Links::new(limits.requests),
             devices: Devices::new(limits, devices, device),
             timers: DropTimers::new(limits.requests),
             pending: Vec::with_capacity(limits.requests),
             arrivals: 0,
             choices: 0,
-            max_tasks: limits.depth,
         }
     }
 
-    /// Adds a model with its rules. Panics if [`check`] refuses the model.
-    pub fn load(&mut self, id: ModelId, model: Model, rules: CellRules) {
-        let buckets = match rules.join {
-            Join::NextTask => 0,
-            Join::InSets { width: None } => 1,
-            Join::InSets { width: Some(_) } => sets::BUCKETS,
-        };
+    /// Adds a model. With `merges`, a task may hold more rows than the largest batch of requests.
+    /// Panics if [`check`] refuses the model.
+    pub fn load(&mut self, id: ModelId, model: Model, merges: bool) {
         assert_eq!(served::fault(&model), None, "the driver asks first whether the policy serves a model");
         let devices = self.devices.ids().count();
-        self.models.load(id, model, |model, max_batch| CellModelState::new(model, max_batch, rules, devices, buckets));
+        let most = |model: &Model, max_batch| if merges { model.max_batch } else { max_batch };
+        self.models.load(id, model, |model, max_batch| CellModelState::new(model, most(model, max_batch), devices));
     }
 
     /// Returns the model of this id, which must be loaded.
@@ -284,19 +198,13 @@ impl Cells {
     }
 
     /// Returns the ids of all devices, present or not.
-    pub fn device_ids(&self) -> impl Iterator<Item = DeviceId> + use<> {
+    pub fn device_ids(&self) -> impl Iterator<Item = DeviceId> + use<G> {
         self.devices.ids()
     }
 
     /// Returns whether a device accepts tasks.
     pub fn is_present(&self, device: DeviceId) -> bool {
         self.devices[device].present
-    }
-
-    /// Returns the time at which an idle device may take the next set; [`Time::NEVER`] if no
-    /// request waits for one.
-    pub fn sets_ripen(&self) -> Time {
-        self.turns.ripens
     }
 
     /// Returns the number of tasks that a device holds.

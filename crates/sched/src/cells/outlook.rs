@@ -2,7 +2,7 @@
 //! times of its requests, and the requests that cannot be in time any more.
 
 use super::served::Stage;
-use super::{CellModel, CellRequestState, Cells, Walker};
+use super::{CellModel, CellRequestState, Cells, Groups, Walker};
 use crate::estimate::cost;
 use crate::{Action, Request, Why};
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
@@ -41,7 +41,7 @@ impl Remaining {
     }
 }
 
-impl Cells {
+impl<G: Groups> Cells<G> {
     /// Passes the requests of a cell type's next step on a device to `each`, with the ready rows
     /// and the remaining time of each. Returns the mean of these times. They are profiled, and
     /// assume that only these requests run, in batches of this size.

@@ -1,6 +1,5 @@
 //! Loaded models: their stages, and a queue for each cell type.
 
-use super::CellRules;
 use crate::tables::models;
 use ripieno_base::{BlockId, DeviceId, List};
 use ripieno_model::{Block, Model, Steps};
@@ -15,8 +14,6 @@ pub type CellModel = models::ModelEntry<CellModelState>;
 /// State of a model.
 #[derive(Debug)]
 pub struct CellModelState {
-    /// Rules of the policy for the model.
-    pub rules: CellRules,
     /// Stages of a request, in order.
     pub(super) stages: Vec<Stage>,
     /// Index of the first stage that begins with a block or a later one, by block. The last entry
@@ -31,8 +28,6 @@ pub struct CellModelState {
     devices: usize,
     /// True if the cost of a batch depends on its padded length.
     pub(super) pads: bool,
-    /// Requests that wait for a set, by bucket.
-    pub(super) buckets: Vec<List>,
     /// Two counts over blocks that run until their end: their steps, and the requests that have
     /// ended one.
     ends: (u64, u64),
@@ -80,16 +75,10 @@ pub struct CellType {
 }
 
 impl CellModelState {
-    pub(super) fn new(
-        model: &Model,
-        max_batch: usize,
-        rules: CellRules,
-        devices: usize,
-        buckets: usize,
-    ) -> CellModelState {
-        let cap = if rules.merges { model.max_batch } else { max_batch };
+    /// Creates the state of a model whose tasks hold at most `max_batch` rows.
+    pub(super) fn new(model: &Model, max_batch: usize, devices: usize) -> CellModelState {
         let cell = |block: &Block| {
-            let max = block.max_batch().min(cap);
+            let max = block.max_batch().min(max_batch);
             let supported = block.sizes.iter().copied().filter(|&size| size <= max);
             CellType {
                 queue: List::default(),
@@ -109,11 +98,9 @@ impl CellModelState {
             stage_of: (0..=model.blocks.len() as u16).map(stage_of).collect(),
             stages,
             cells,
-            rules,
             held: vec![0; devices],
             devices: 0,
             pads: model.has_lengths(),
-            buckets: vec![List::default(); buckets],
             ends: (0, 0),
             live: 0,
             waiting: 0,
@@ -159,7 +146,8 @@ impl CellModel {
         self.devices -= usize::from(self.held[device.index()] == 0);
     }
 
-    pub(super) fn steps(&self, block: BlockId) -> Steps {
+    /// Returns the kind of steps of a block.
+    pub fn steps(&self, block: BlockId) -> Steps {
         self.model.blocks[block.index()].steps
     }
 }

@@ -1,16 +1,16 @@
 //! The walk of a request: its ready nodes, the results of its tasks, and its end.
 
 use super::served::Stage;
-use super::{CellRequestState, Cells, Join, Leave, Padding, Walker};
+use super::{CellRequestState, Cells, Groups, Walker};
 use crate::estimate::cost;
 use crate::{Action, Outcome, Request, TaskDone, Why};
 use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot, Time};
 use ripieno_model::{Extent, Onward, Position, StepReport, Steps};
 
-/// Number of steps of an output that goes on as padding until its set has ended: unbounded.
+/// Number of steps of an output that continues as padding until its group ends it: unbounded.
 const ENDLESS: u32 = u32::MAX;
 
-impl Cells {
+impl<G: Groups> Cells<G> {
     /// Adds a request that has arrived.
     pub fn arrive(&mut self, request: &Request) {
         self.models.of_newcomer(request);
@@ -29,13 +29,9 @@ impl Cells {
     fn wait(&mut self, slot: RequestSlot) {
         let request = self.walkers[slot.index()].request;
         let served = self.models.get(request.model);
-        let joins = served.rules.join;
         self.timers.arm(&request, served.drop, || cost::alone(&served.model, &request, 1));
         self.served_mut(request.model).waiting += 1;
-        match joins {
-            Join::NextTask => self.open_stage(slot),
-            Join::InSets { .. } => self.wait_for_set(slot),
-        }
+        G::wait(self, slot);
     }
 
     /// Drops waiting requests that are too late; passes the model of each to `lost`.
@@ -72,19 +68,18 @@ impl Cells {
     }
 
     /// Opens the next stage of a walk, or ends the walk.
-    pub(super) fn open_stage(&mut self, slot: RequestSlot) {
-        let (Walker { request, stage, .. }, padded) = (self.walkers[slot.index()], self.padded(slot));
+    pub fn open_stage(&mut self, slot: RequestSlot) {
+        let Walker { request, stage, going, .. } = self.walkers[slot.index()];
         match self.served(request.model).stages.get(stage).cloned() {
-            None => self.complete_walk(slot),
+            None => G::walk_ended(self, slot),
             Some(Stage::Lines(blocks)) => {
                 self.walker(slot).open = blocks.len() as u32;
                 for block in blocks.map(BlockId) {
                     let kind = self.served(request.model).steps(block);
                     let steps = request.extent.steps(kind).max(1);
                     let total = match kind {
-                        Steps::Length => steps.max(padded),
-                        // An ended output continues until the last of the set has ended.
-                        Steps::UntilEnd if padded > 0 && self.served(request.model).rules.pads_output => ENDLESS,
+                        Steps::Length => steps.max(self.groups.padded(slot)),
+                        Steps::UntilEnd if going => ENDLESS,
                         _ => steps,
                     };
                     let line = self.subgraphs.open_line(slot, block, steps, total, request.rows);
@@ -115,7 +110,7 @@ impl Cells {
     }
 
     /// Puts a subgraph into the queue of its cell type, in the order in which requests arrived.
-    /// Where outputs are padded, rows that have ended and continue only for their set come last.
+    /// Where outputs are padded, rows that have ended and continue only for their group come last.
     fn enqueue(&mut self, id: u32) {
         let bound = self.bound(self.subgraphs.at(id).slot);
         let Cells { models, walkers, subgraphs, .. } = self;
@@ -255,15 +250,15 @@ impl Cells {
         }
     }
 
-    /// Handles the end of a block that runs until its end. With padding the row is kept until all
-    /// outputs of the set have ended, behind the rows that are still needed.
+    /// Handles the end of a block that runs until its end. An output that continues as padding is
+    /// kept behind the rows that are still needed.
     fn end_of_output(&mut self, slot: RequestSlot, id: u32) {
         if self.subgraphs.at(id).total != ENDLESS {
             return self.complete(id);
         }
         if std::mem::take(&mut self.walker(slot).going) {
             self.send_back(slot, id);
-            self.one_less_going(self.sets.of(slot).expect("it goes on for its set"));
+            G::output_ended(self, slot);
         }
     }
 
@@ -290,17 +285,6 @@ impl Cells {
         }
     }
 
-    fn complete_walk(&mut self, slot: RequestSlot) {
-        let model = self.walkers[slot.index()].request.model;
-        match (self.served(model).rules.leave, self.sets.of(slot)) {
-            (Leave::WithItsSet(_), Some(set)) => {
-                self.walker(slot).state = CellRequestState::Held;
-                self.one_less_unfinished(set);
-            }
-            _ => self.end(slot, Action::Finish { request: slot }),
-        }
-    }
-
     /// Submits nothing more of a request.
     pub(super) fn stop(&mut self, slot: RequestSlot) {
         let mut next = self.subgraphs.first(slot);
@@ -324,15 +308,12 @@ impl Cells {
         self.served_mut(request.model).live -= 1;
         if state == CellRequestState::Waiting {
             self.served_mut(request.model).waiting -= 1;
-            if self.served(request.model).rules.join != Join::NextTask {
-                self.leave_bucket(slot);
-            }
         }
         self.stop(slot);
         self.unbind_walk(slot);
         self.walker(slot).state = CellRequestState::Over;
         self.pending.push(action);
-        self.leave_set(slot, state != CellRequestState::Held);
+        self.leave_group(slot, state);
         self.forget(slot);
     }
 
@@ -381,7 +362,7 @@ impl Cells {
     }
 
     pub(super) fn start_over(&mut self, slot: RequestSlot) {
-        self.leave_set(slot, true);
+        self.leave_group(slot, CellRequestState::Running);
         self.unbind_walk(slot);
         self.subgraphs.start_over(slot);
         self.graphs.start_over(slot, &mut self.subgraphs);
@@ -398,14 +379,6 @@ impl Cells {
                 self.end(slot, Action::Reject { request: slot, why });
             }
             None => self.wait(slot),
-        }
-    }
-
-    /// Returns the rule for the rows of ended requests.
-    pub(super) fn padding(&self, model: ModelId) -> Padding {
-        match self.served(model).rules.leave {
-            Leave::AtItsEnd => Padding::None,
-            Leave::WithItsSet(padding) => padding,
         }
     }
 }

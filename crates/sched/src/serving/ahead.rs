@@ -9,9 +9,9 @@
 //! for the scheduler after each short step would cost a noticeable part of the capacity.
 
 use super::UnifiedScheduler;
-use super::in_flight::TaskInFlight;
+use super::devices::TaskInFlight;
 use crate::Outbox;
-use ripieno_base::{DeviceId, ModelId, Nanos, Time};
+use ripieno_base::{DeviceId, Nanos, Time};
 
 /// Profiled duration of a step below which the next one is queued behind it. Handing over a task
 /// takes some 0.1 ms on a real engine.
@@ -56,16 +56,6 @@ impl UnifiedScheduler {
         let (whole, _) = served.load.of_blocks(&served.model, held.block, held.rows, held.length);
         let state = &mut self.devices[device];
         state.free_at = now + state.takes(whole);
-    }
-
-    /// Returns whether a device runs a batch, not a step of cells.
-    pub(super) fn runs_batch(&self, device: DeviceId) -> bool {
-        self.devices[device].running.is_some_and(|running| running.cohort.is_some())
-    }
-
-    /// Returns whether a device runs a batch of the model.
-    pub(super) fn runs_model(&self, device: DeviceId, id: ModelId) -> bool {
-        self.devices[device].running.is_some_and(|running| running.cohort.is_some() && running.model == id)
     }
 
     /// Returns whether a task is the last block of a batch.

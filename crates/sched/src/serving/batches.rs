@@ -6,12 +6,11 @@ use super::cut::{Others, Waiting};
 use super::load::in_batches;
 use super::{UnifiedEntry, UnifiedScheduler};
 use crate::estimate::cost;
-use crate::estimate::play::Forecast;
 use crate::estimate::scarcity::Price;
 use crate::tables::cohorts::CohortId;
 use crate::tables::requests::Requests;
 use crate::{Objective, Request, WaitGain, Why};
-use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Permille, RequestSlot, Time};
+use ripieno_base::{DeviceId, ModelId, Nanos, Permille, RequestSlot, Time};
 use ripieno_model::DropRule;
 
 impl UnifiedScheduler {
@@ -75,8 +74,7 @@ impl UnifiedScheduler {
                     cohorts.advance(cohort, |slot| unreachable!("{slot:?} had not ended"));
                 } else {
                     devices[device].held.remove(at);
-                    let left = devices[device].held.iter().any(|&other| cohorts.get(other).model == id);
-                    served.own.devices -= usize::from(!left);
+                    served.own.devices -= usize::from(!devices.holds_model(cohorts, device, id));
                 }
             }
         }
@@ -84,7 +82,7 @@ impl UnifiedScheduler {
 
     /// Adds the offers of a model in batches for a free device.
     pub(super) fn offer_batches(&mut self, now: Time, device: DeviceId, id: ModelId, idle: usize) {
-        let held = self.devices[device].held.iter().rev().copied().filter(|_| !self.runs_batch(device));
+        let held = self.devices[device].held.iter().rev().copied().filter(|_| !self.devices.runs_batch(device));
         if let Some(top) = held.clone().find(|&held| self.cohorts.get(held).model == id) {
             let offer = self.offer_joining(now, device, id, top).unwrap_or_else(|| self.resume(now, device, id, top));
             self.offers.push(offer);
@@ -92,7 +90,7 @@ impl UnifiedScheduler {
         }
         let served = self.models.get(id);
         // A batch behind another one of its model runs on no further device.
-        let devices = served.devices - usize::from(self.runs_model(device, id));
+        let devices = served.devices - usize::from(self.devices.runs_model(device, id));
         if served.queue.any().is_none() || devices >= served.model.instances.max(1) {
             return;
         }
@@ -127,7 +125,7 @@ impl UnifiedScheduler {
     }
 
     /// Returns the offer of a new batch.
-    fn batch_offer(
+    pub(super) fn batch_offer(
         &self,
         now: Time,
         device: DeviceId,
@@ -213,7 +211,7 @@ impl UnifiedScheduler {
     fn waits_until(&self, now: Time, device: DeviceId, id: ModelId, (first, rows): (u32, usize)) -> (Time, WaitGain) {
         let served = self.models.get(id);
         let load = &served.load;
-        let price = self.price(now);
+        let price = self.load.price(now);
         let deadline = self.requests.get(first).deadline - served.load.waits.blocking;
         let promised = |rows: usize| self.devices[device].takes(load.promised(rows));
         let frontrun = self.frontrun(served, device, (first, rows));
@@ -232,7 +230,7 @@ impl UnifiedScheduler {
             let saved = apart - load.mean(more);
             // Nothing comes any more if nothing has come for as long as the fuller batch takes.
             let silence = load.mean(more);
-            let until = match self.objective {
+            let until = match self.load.objective {
                 _ if saved <= Nanos::ZERO => last,
                 Objective::Latency => last + silence,
                 Objective::Efficiency => last + silence.max(Nanos((latest - last).0 / 2)),
@@ -254,11 +252,11 @@ impl UnifiedScheduler {
     /// next request of another model would be late without that device, the batch leaves it for as
     /// long as the batch can wait. Otherwise returns `now`, also if there is only one device.
     fn leaves_last_until(&self, now: Time, device: DeviceId, id: ModelId, (first, rows): (u32, usize)) -> Time {
-        if self.present() < 2 {
+        if self.devices.present() < 2 {
             return now;
         }
         let served = self.models.get(id);
-        let taken = self.devices[device].takes(served.load.mean(rows)).min(self.frees_in(now, Some(device)));
+        let taken = self.devices[device].takes(served.load.mean(rows)).min(self.devices.frees_in(now, Some(device)));
         let late =
             |of: &UnifiedEntry| of.model.slo - of.load.mean(1) < taken && of.load.arrivals.rate.rate(now).is_some();
         let mut others = in_batches(&self.models).filter(|(other, _)| *other != id);
@@ -285,7 +283,7 @@ impl UnifiedScheduler {
     /// must start. If no batch does, or if smaller batches cost more device time than the time for
     /// which the other models' requests would be late, returns the model's largest.
     fn max_rows_beside_others(&self, served: &UnifiedEntry) -> usize {
-        let (load, all) = (&served.load, Permille::WHOLE.parts() * self.present().max(1) as u64);
+        let (load, all) = (&served.load, Permille::WHOLE.parts() * self.devices.present().max(1) as u64);
         let rows = served.load.sizes.max_batch.min(served.queue.rows() as usize).max(1);
         let most = cost::largest(rows, |rows| load.mean(rows) <= load.waits.max_wait);
         if most == 0 || most == rows {
@@ -301,7 +299,8 @@ impl UnifiedScheduler {
     /// that become free soon, so that all wait least.
     fn share_of(&self, now: Time, id: ModelId, first: u32, rows: usize, idle: usize) -> usize {
         let served = self.models.get(id);
-        let Some(rate) = served.load.arrivals.rate.rate(now).filter(|_| rows > 1 && self.price(now) == Price::ZERO)
+        let Some(rate) =
+            served.load.arrivals.rate.rate(now).filter(|_| rows > 1 && self.load.price(now) == Price::ZERO)
         else {
             return rows;
         };
@@ -316,7 +315,7 @@ impl UnifiedScheduler {
             waiting += queued;
             per_second += of.load.arrivals.rate.rate(now).map_or(0, |rate| rate.rows_in(Nanos::from_millis(1_000)));
         }
-        let all = Permille::from_parts(1_000 * self.present() as u64);
+        let all = Permille::from_parts(1_000 * self.devices.present() as u64);
         let others = Others {
             spare: all - (self.load.recent_load - served.load.demand.recent_load),
             rows: waiting,
@@ -340,46 +339,6 @@ impl UnifiedScheduler {
         let members = self.cohorts.members(cohort).map(|slot| slot.0);
         let outlook = self.outlook(now, id, members, state.takes(promised));
         TaskOffer { whole: state.takes(mean), pinned: true, ..self.offer(id, OfferedTask::Resume(cohort), outlook) }
-    }
-
-    /// Returns the offer of newcomers that catch up with cohorts of their model on a device. There
-    /// is one if the requests of both are answered sooner together, and none is late for it.
-    fn offer_joining(&mut self, now: Time, device: DeviceId, id: ModelId, top: CohortId) -> Option<TaskOffer> {
-        let served = self.models.get(id);
-        let head = served.queue.head()?;
-        if served.groups.is_some() || self.cohorts.get(top).block == BlockId(0) {
-            return None;
-        }
-        self.stack.clear();
-        let of_model = self.devices[device].held.iter().filter(|&&held| self.cohorts.get(held).model == id);
-        self.stack.extend(of_model);
-        let held: usize = self.stack.iter().map(|&id| self.cohorts.get(id).rows).sum();
-        let room = served.load.sizes.max_batch.saturating_sub(held);
-        let rows = served.queue.fill(&self.requests, head, room, served.queue.rows());
-        if rows == 0 {
-            return None;
-        }
-        let elsewhere = self.frees_in(now, Some(device));
-        let elsewhere = if elsewhere == Nanos::MAX { Time::NEVER } else { now + elsewhere };
-        let UnifiedScheduler { play, models, requests, cohorts, devices, stack, .. } = self;
-        // The forecast knows profiles only.
-        let profiled = cost::of_blocks(&models.get(id).model, BlockId(0), held + rows, 1);
-        let learnt = models.get(id).load.of_blocks(&models.get(id).model, BlockId(0), held + rows, 1).0;
-        let percent =
-            devices[device].takes(learnt).scale(100, profiled.0.max(1).cast_unsigned()).0.clamp(1, 100_000) as u32;
-        let forecast = Forecast { now, percent, models, until_end: |_| 1, requests, cohorts, stack };
-        let joining = play.join(forecast, elsewhere, id, queued(requests, head, rows).map(RequestSlot));
-        let [joined, before] = joining.ends;
-        let made_late = |slot: RequestSlot| (before..joined).contains(&requests.get(slot.0).deadline);
-        let any_late = stack.iter().flat_map(|&held| cohorts.members(held)).any(made_late);
-        let newcomer_late = |slot: u32| (now..joined).contains(&requests.get(slot).deadline);
-        if !joining.pays || any_late || queued(requests, head, rows).any(newcomer_late) {
-            return None;
-        }
-        let members = self.stack.iter().flat_map(|&held| self.cohorts.members(held)).map(|slot| slot.0);
-        let members = members.chain(queued(&self.requests, head, rows));
-        let outlook = self.outlook(now, id, members, joined - now);
-        Some(TaskOffer { whole: joined - now, pinned: true, ..self.offer(id, OfferedTask::Join { rows }, outlook) })
     }
 
     /// Moves a batch from the queue of a model into a cohort on a device. Requests before its first
@@ -408,84 +367,9 @@ impl UnifiedScheduler {
 
     /// Puts a new cohort on a device.
     pub(super) fn hold(&mut self, device: DeviceId, id: ModelId, cohort: CohortId) {
-        let first = !self.devices[device].held.iter().any(|&held| self.cohorts.get(held).model == id);
+        let first = !self.devices.holds_model(&self.cohorts, device, id);
         self.models.get_mut(id).own.devices += usize::from(first);
         self.devices[device].held.push(cohort);
-    }
-
-    /// Returns the offer of overdue requests whose model keeps them. Their waiting counts as for
-    /// any other request, their deadlines do not.
-    fn late_offer(&self, now: Time, device: DeviceId, id: ModelId) -> Option<TaskOffer> {
-        let served = self.models.get(id);
-        let first = served.queue.overdue().filter(|_| served.drop == DropRule::Never)?;
-        let rows = self.overdue_rows(served, first, late_batch(served));
-        let offer = self.batch_offer(now, device, id, (first, rows), OfferedTask::Overdue);
-        Some(TaskOffer { outlook: OfferOutlook { savable: 0, ..offer.outlook }, ..offer })
-    }
-
-    /// Returns the offer of requests that were passed over, for a device with nothing else to do.
-    pub(super) fn offer_overdue(&self, now: Time, device: DeviceId, idle: usize) -> Option<TaskOffer> {
-        if !self.devices[device].held.is_empty() {
-            return None;
-        }
-        let ids = (0..self.models.capacity() as u16).map(ModelId).filter(|&id| self.models.find(id).is_some());
-        let mut runnable = ids.filter(|&id| self.runs_overdue(now, device, id, idle));
-        runnable.next().map(|id| self.offer(id, OfferedTask::Overdue, OfferOutlook::NONE))
-    }
-
-    /// Returns whether requests of a model that were passed over are worth the time of an idle
-    /// device. They are not if a batch that still waits needs the last one.
-    fn runs_overdue(&self, now: Time, device: DeviceId, id: ModelId, idle: usize) -> bool {
-        let served = self.models.get(id);
-        let Some(first) = served.queue.overdue() else { return false };
-        if served.devices >= served.model.instances.max(1) {
-            return false;
-        }
-        if served.drop != DropRule::Hopeless {
-            return true;
-        }
-        let (request, state) = (self.requests.get(first), &self.devices[device]);
-        let takes = state.takes(alone(served, request.rows, request.extent.length));
-        now + takes <= request.deadline && (idle > 1 || self.wakeup >= now + takes)
-    }
-
-    /// Returns the rows of a batch of overdue requests, at most `most`.
-    fn overdue_rows(&self, served: &UnifiedEntry, first: u32, most: usize) -> usize {
-        let (mut rows, mut next) = (0, Some(first));
-        while let Some(slot) = next {
-            let more = self.requests.get(slot).rows as usize;
-            if rows > 0 && rows + more > most {
-                break;
-            }
-            rows += more;
-            next = self.requests.links.next(slot);
-        }
-        rows.min(served.model.max_batch)
-    }
-
-    /// Opens a batch of requests that were passed over.
-    pub(super) fn open_overdue(&mut self, now: Time, device: DeviceId, id: ModelId) -> CohortId {
-        let UnifiedScheduler { models, requests, cohorts, load, devices, .. } = self;
-        let served = models.get_mut(id);
-        let first = requests.get(served.queue.overdue().expect("requests were passed over"));
-        let wide = first.rows as usize;
-        let fits = room(served, first, devices[device].by_profile(first.deadline - now), served.load.sizes.max_batch);
-        let room = match (served.groups.is_some(), fits >= wide) {
-            (true, _) => wide,
-            (false, true) => fits,
-            (false, false) => late_batch(served).max(wide),
-        };
-        let cohort = cohorts.open(id, ());
-        let member = |request: &Request| cohorts.push(cohort, request);
-        let rows = match served.model.in_arrival_order && served.drop == DropRule::Never {
-            true => served.own.queue.take_oldest(requests, room, member),
-            false => served.own.queue.take_overdue(requests, room, member),
-        };
-        let cost = served.load.mean(rows);
-        served.own.load.on_start(now, rows, cost);
-        load.on_start(now);
-        self.hold(device, id, cohort);
-        cohort
     }
 }
 
@@ -497,24 +381,18 @@ fn last_start(served: &UnifiedEntry, requests: &Requests, slot: u32) -> Time {
 
 /// Returns the largest batch, of at most `most` rows or the request's, that a request with `left`
 /// until its deadline allows. If no batch can be promised to be in time, the mean time decides.
-fn room(served: &UnifiedEntry, request: &Request, left: Nanos, most: usize) -> usize {
+pub(super) fn room(served: &UnifiedEntry, request: &Request, left: Nanos, most: usize) -> usize {
     let rows = request.rows as usize;
     let room = served.load.largest_within(left).min(most.max(rows));
     if room >= rows { room } else { cost::largest(most.max(rows), |rows| served.load.mean(rows) <= left) }
 }
 
 /// Returns the mean time of a request alone.
-fn alone(served: &UnifiedEntry, rows: u32, length: u32) -> Nanos {
+pub(super) fn alone(served: &UnifiedEntry, rows: u32, length: u32) -> Nanos {
     match served.groups.is_some() {
         true => served.load.padded().mean(rows as usize, served.load.padded().place(length)),
         false => served.load.mean(rows as usize),
     }
-}
-
-/// Returns the largest batch of requests that are late anyway. It takes at most half of the SLO, so
-/// that a punctual request behind it keeps the other half.
-fn late_batch(served: &UnifiedEntry) -> usize {
-    served.load.largest_within(Nanos(served.model.slo.0 / 2)).max(1)
 }
 
 /// Returns the requests of a queue from `first` on, of `rows` rows together.

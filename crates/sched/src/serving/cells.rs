@@ -2,7 +2,7 @@
 
 use super::UnifiedScheduler;
 use super::arbiter::{OfferOutlook, OfferedTask, TaskOffer};
-use super::in_flight::TaskInFlight;
+use super::devices::TaskInFlight;
 use crate::{Action, Outbox};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Permille, Time};
 
@@ -81,7 +81,7 @@ impl UnifiedScheduler {
         let own = served.load.costs.occupancy.mean(profiled);
         let best_part = Permille::of(best, own).min(Permille::WHOLE);
         let waiting = self.cells.served(id).waiting;
-        self.cells.batch(now, id, block, device, out);
+        self.cells.batch(now, (id, block), device, 1, out);
         let begun = waiting - self.cells.served(id).waiting;
         if begun > 0 {
             self.models.get_mut(id).own.load.on_start(now, begun, own);

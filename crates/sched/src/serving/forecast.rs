@@ -52,7 +52,7 @@ impl UnifiedScheduler {
         if before == 0 && !losing {
             return now;
         }
-        let free = self.frees_in(now, None);
+        let free = self.devices.frees_in(now, None);
         if free == Nanos::MAX {
             return now;
         }
@@ -113,14 +113,14 @@ impl UnifiedScheduler {
 
     /// Returns the number of devices that can run a model at the same time.
     pub(super) fn devices_of(&self, served: &UnifiedEntry) -> usize {
-        self.present().clamp(1, served.model.instances.max(1))
+        self.devices.present().clamp(1, served.model.instances.max(1))
     }
 
     /// Returns the devices that a model can have, in thousandths: all that the best batches of
     /// other models did not need recently. It is at least the model's share by weight, and at most
     /// the devices on which the model may run.
     fn room(&self, id: ModelId) -> u64 {
-        let all = 1_000 * self.present().max(1) as u64;
+        let all = 1_000 * self.devices.present().max(1) as u64;
         let weight = |id: ModelId| u64::from(self.models.get(id).model.weight.max(1));
         let active = self.models.iter().filter(|(other, of)| *other == id || of.load.demand.need > Permille::ZERO);
         let weights: u64 = active.map(|(other, _)| weight(other)).sum();

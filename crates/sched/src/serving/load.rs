@@ -4,6 +4,7 @@
 use super::former::Former;
 use super::model_estimate::{ModelEstimate, REFRESH, SECOND, moving_mean};
 use super::{UnifiedEntry, UnifiedModel};
+use crate::Objective;
 use crate::estimate::scarcity::{Price, Scarcity};
 use crate::tables::models::Models;
 use ripieno_base::{ModelId, Nanos, Permille, Time};
@@ -19,6 +20,8 @@ const BLOCKING_BATCHES: u64 = 2;
 /// The load of all models together.
 #[derive(Debug)]
 pub(super) struct LoadEstimate {
+    /// The objective: latency or efficiency.
+    pub(super) objective: Objective,
     /// Price of device time.
     scarcity: Scarcity,
     /// Mean duration of a batch.
@@ -46,8 +49,9 @@ pub(super) fn in_batches(models: &Models<UnifiedModel>) -> impl Iterator<Item = 
 }
 
 impl LoadEstimate {
-    pub(super) fn new() -> LoadEstimate {
+    pub(super) fn new(objective: Objective) -> LoadEstimate {
         LoadEstimate {
+            objective,
             scarcity: Scarcity::default(),
             mean_batch: Nanos::ZERO,
             recent_load: Permille::ZERO,
@@ -133,7 +137,10 @@ impl LoadEstimate {
 
     /// Returns the price of device time.
     pub(super) fn price(&self, now: Time) -> Price {
-        self.scarcity.price(now, self.mean_batch)
+        match self.objective {
+            Objective::Latency => self.scarcity.price(now, self.mean_batch),
+            Objective::Efficiency => Price::WHOLE,
+        }
     }
 
     /// Records rows that start, or (`passed`) that are passed over, dropped or refused.

@@ -17,7 +17,8 @@
 //! - Waiting requests are in `tables/queue.rs`, or walk in `cells/`.
 //! - Formers: `batches.rs` for whole models and chains (`cut.rs` divides a backlog), `padded.rs`
 //!   for requests of different lengths, `cells.rs` for the steps of cells. How long a batch waits:
-//!   `waits_until` in `batches.rs`.
+//!   `waits_until` in `batches.rs`. Newcomers that catch up with a batch: `joining.rs`;
+//!   requests that were passed over: `overdue.rs`.
 //! - `forecast.rs` refuses newcomers that would be late.
 //! - `load.rs` and `model_estimate.rs` hold rates and costs, which are learnt. The expected
 //!   duration of a task is the profiled one, corrected by what tasks took
@@ -30,12 +31,14 @@ mod arbiter;
 mod batches;
 mod cells;
 mod cut;
+mod devices;
 mod forecast;
 mod former;
-mod in_flight;
+mod joining;
 mod load;
 mod model_estimate;
 mod options;
+mod overdue;
 mod padded;
 mod reasons;
 mod starts;
@@ -44,11 +47,9 @@ mod weight;
 pub use options::{KNOBS, NEEDS};
 
 use crate::Objective;
-use crate::cells::{self as cell_parts, CellRules, Cells};
+use crate::cells::{self as cell_parts, Cells};
 use crate::contract::knobs::{BuildError, Knobs};
 use crate::contract::needs::OBJECTIVE;
-use crate::estimate::play::Play;
-use crate::estimate::scarcity::Price;
 use crate::tables::cohorts::{CohortId, Cohorts};
 use crate::tables::devices::Devices;
 use crate::tables::models::{BatchOptions, ModelEntry, Models};
@@ -57,8 +58,9 @@ use crate::tables::requests::{RequestState, Requests};
 use crate::tables::tasks::Tasks;
 use crate::{Control, NetworkDelay, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why};
 use arbiter::TaskOffer;
+use devices::{TaskInFlight, UnifiedDevice};
 use former::Former;
-use in_flight::{TaskInFlight, UnifiedDevice};
+use joining::JoinForecast;
 use load::LoadEstimate;
 use model_estimate::ModelEstimate;
 use padded::LengthGroups;
@@ -86,10 +88,6 @@ pub(super) struct UnifiedModel {
 }
 
 struct UnifiedScheduler {
-    /// The objective: latency or efficiency.
-    objective: Objective,
-    /// Largest number of tasks that a device holds.
-    tasks_a_device: usize,
     /// The models.
     models: Models<UnifiedModel>,
     /// The live requests of models in batches.
@@ -100,10 +98,12 @@ struct UnifiedScheduler {
     cells: Cells,
     /// The devices.
     devices: Devices<UnifiedDevice>,
+    /// Largest number of tasks that a device holds.
+    tasks_a_device: usize,
     /// Time that a batch needs to reach a device.
     network: NetworkDelay,
     /// Forecasts of whether newcomers catch up.
-    play: Play,
+    joining: JoinForecast,
     /// Load of all models together.
     load: LoadEstimate,
     /// Answers since the last settle.
@@ -114,8 +114,6 @@ struct UnifiedScheduler {
     forecasts: Vec<Option<Prediction>>,
     /// Scratch: the offers for a device.
     offers: Vec<TaskOffer>,
-    /// Scratch: cohorts that newcomers may join.
-    stack: Vec<CohortId>,
     /// Scratch: requests of a lost task.
     returned: Vec<RequestSlot>,
 }
@@ -125,29 +123,21 @@ pub fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, Bui
     cell_parts::check(setup)?;
     let options = BatchOptions::read(setup, knobs, DropRule::Hopeless)?;
     let (limits, tasks_a_device) = (&setup.limits, setup.limits.depth.min(2));
-    let device = || UnifiedDevice {
-        running: None,
-        ahead: None,
-        held: Vec::with_capacity(limits.requests + 1),
-        free_at: Time::ORIGIN,
-    };
     let objectives = [Objective::Latency, Objective::Efficiency].map(|objective| (objective.name(), objective));
     let mut serving = UnifiedScheduler {
-        tasks_a_device,
-        objective: knobs.choice(OBJECTIVE, &objectives, Objective::Latency)?,
         models: Models::new(limits, options.clone()),
         requests: Requests::new(limits.requests),
         cohorts: Cohorts::new(limits.requests),
-        cells: Cells::new(limits, setup.devices, options, Tasks::by_device(limits, tasks_a_device)),
-        devices: Devices::new(limits, setup.devices, device),
+        cells: Cells::new(limits, setup.devices, options, Tasks::by_device(limits, tasks_a_device), ()),
+        devices: Devices::new(limits, setup.devices, || UnifiedDevice::idle(limits)),
+        tasks_a_device,
         network: NetworkDelay::read(knobs)?,
-        play: Play::new(limits),
-        load: LoadEstimate::new(),
+        joining: JoinForecast::new(limits),
+        load: LoadEstimate::new(knobs.choice(OBJECTIVE, &objectives, Objective::Latency)?),
         pending: Outbox::new(limits),
         wakeup: Time::NEVER,
         forecasts: vec![None; limits.requests],
         offers: Vec::new(),
-        stack: Vec::with_capacity(limits.requests + 1),
         returned: Vec::with_capacity(limits.requests),
     };
     for (model, id) in setup.models.iter().zip(0..) {
@@ -160,7 +150,7 @@ impl UnifiedScheduler {
     fn load_model(&mut self, id: ModelId, model: Model) {
         let former = Former::of(&model);
         if former == Former::Cells {
-            self.cells.load(id, model.clone(), CellRules::STEP_BY_STEP);
+            self.cells.load(id, model.clone(), false);
         }
         self.models.load(id, model, |model, max_batch| UnifiedModel {
             load: ModelEstimate::new(model, max_batch, former),
@@ -179,31 +169,6 @@ impl UnifiedScheduler {
         self.offers.reserve_exact(offers);
     }
 
-    /// Returns the price of device time.
-    fn price(&self, now: Time) -> Price {
-        match self.objective {
-            Objective::Latency => self.load.price(now),
-            Objective::Efficiency => Price::WHOLE,
-        }
-    }
-
-    fn present(&self) -> usize {
-        self.devices.iter().filter(|(_, device)| device.present).count()
-    }
-
-    /// Returns the time until the next device is free, other than `except`; `Nanos::MAX` if there
-    /// is none.
-    fn frees_in(&self, now: Time, except: Option<DeviceId>) -> Nanos {
-        let mut soonest = Nanos::MAX;
-        for (_, other) in self.devices.iter().filter(|(id, other)| Some(*id) != except && other.present) {
-            soonest = soonest.min(other.frees_in(now));
-            if soonest == Nanos::ZERO {
-                break;
-            }
-        }
-        soonest
-    }
-
     fn refresh(&mut self, now: Time) {
         if !self.load.is_stale(now) {
             return;
@@ -211,7 +176,7 @@ impl UnifiedScheduler {
         for device in self.devices.ids() {
             self.account(now, device);
         }
-        let devices = self.present();
+        let devices = self.devices.present();
         self.load.refresh(now, &mut self.models, devices);
     }
 
@@ -266,7 +231,6 @@ impl UnifiedScheduler {
             }
         };
         tasks.close(task);
-        let held = &mut devices[device].own.held;
         let mut gone = !goes_on;
         if goes_on && models.get(id).groups.is_none() {
             let block = cohorts.get(cohort).block;
@@ -274,15 +238,14 @@ impl UnifiedScheduler {
                 let at = cohorts.get(other);
                 other != cohort && (at.model, at.block, at.runs) == (id, block, false)
             };
-            if let Some(other) = held.iter().copied().find(meets) {
+            if let Some(other) = devices[device].held.iter().copied().find(meets) {
                 cohorts.merge(cohort, other);
                 gone = true;
             }
         }
         if gone {
-            held.retain(|&other| other != cohort);
-            let left = held.iter().any(|&other| cohorts.get(other).model == id);
-            models.get_mut(id).own.devices -= usize::from(!left);
+            devices[device].held.retain(|&other| other != cohort);
+            models.get_mut(id).own.devices -= usize::from(!devices.holds_model(cohorts, device, id));
         }
         self.take_back();
     }
@@ -306,7 +269,7 @@ impl UnifiedScheduler {
         }
         while let Some(cohort) = self.devices[device].held.pop() {
             let id = self.cohorts.get(cohort).model;
-            let left = self.devices[device].held.iter().any(|&other| self.cohorts.get(other).model == id);
+            let left = self.devices.holds_model(&self.cohorts, device, id);
             self.models.get_mut(id).own.devices -= usize::from(!left);
             self.cohorts.drain(cohort, |slot| self.returned.push(slot));
         }
@@ -389,12 +352,7 @@ impl Scheduler for UnifiedScheduler {
                 let served = self.models.replace_profile(model, block, profile.clone());
                 let (of_model, max_batch, own) = (&served.model, served.max_batch, &mut served.own);
                 own.load.on_new_profile(of_model, max_batch);
-                for device in self.devices.ids() {
-                    let UnifiedDevice { running, ahead, .. } = &mut self.devices[device].own;
-                    for task in [running, ahead].into_iter().flatten().filter(|task| task.model == model) {
-                        task.profiled = Nanos::ZERO;
-                    }
-                }
+                self.devices.forget_profile(model);
                 if own.load.former == Former::Cells {
                     self.cells.replace_profile(model, block, profile);
                 }
@@ -410,7 +368,7 @@ impl Scheduler for UnifiedScheduler {
         let models = &mut self.models;
         self.cells.drop_late(now, |model| models.get_mut(model).own.load.on_lost(1));
         self.wakeup = Time::NEVER;
-        let free = self.devices.iter().filter(|(_, device)| device.present && device.running.is_none()).count();
+        let free = self.devices.free();
         let idle = if free > 0 { self.start_on_free(now, free, out) } else { 0 };
         self.start_ahead(now, out);
         if idle < free {

@@ -179,7 +179,7 @@ impl UnifiedScheduler {
         let LengthGroups { members, ends, best, .. } = groups;
         let (state, costs) = (&self.devices[device], served.load.padded());
         let (count, most) = (members.len(), served.load.sizes.max_batch);
-        let devices = self.present().max(1);
+        let devices = self.devices.present().max(1);
         // The nearer the devices are to saturation, the more requests arrive while groups run.
         let load = self.load.target_load.parts() / devices as u64;
         let load = load.min(MOST_UTILISATION.parts());

@@ -2,8 +2,8 @@
 
 use super::UnifiedScheduler;
 use super::arbiter::{self, OfferedTask, TaskOffer};
+use super::devices::TaskInFlight;
 use super::former::Former;
-use super::in_flight::TaskInFlight;
 use crate::Outbox;
 use crate::cells::Cells;
 use crate::tables::cohorts::CohortId;
@@ -36,7 +36,7 @@ impl UnifiedScheduler {
     pub(super) fn start_next(&mut self, now: Time, device: DeviceId, idle: usize, out: &mut Outbox) -> bool {
         self.offers.clear();
         let runs = self.devices[device].running.is_some();
-        let behind_batch = self.runs_batch(device);
+        let behind_batch = self.devices.runs_batch(device);
         if !behind_batch {
             self.drop_overtaken(now, device);
         }
@@ -53,7 +53,7 @@ impl UnifiedScheduler {
         if self.offers.len() > 1 {
             self.look_out(start, device);
         }
-        let others_free = self.frees_in(now, Some(device)) - (offered_at - now);
+        let others_free = self.devices.frees_in(now, Some(device)) - (offered_at - now);
         let others_free = others_free.max(Nanos::ZERO);
         let chosen = arbiter::choose(start, &self.offers, others_free, self.load.utilisation)
             .or_else(|| self.offer_overdue(now, device, idle));

@@ -76,6 +76,11 @@ impl<T> Devices<T> {
         self.0[id.index()].percent = percent.max(1);
     }
 
+    /// Returns the number of present devices.
+    pub fn present(&self) -> usize {
+        self.0.iter().filter(|device| device.present).count()
+    }
+
     /// Returns the ids of all devices, present or not.
     pub fn ids(&self) -> impl Iterator<Item = DeviceId> + use<T> {
         (0..self.0.len() as u16).map(DeviceId)

@@ -66,7 +66,9 @@ fn leadership_messages() -> Vec<Message> {
     vec![
         Message::Claim { stamp, holder: ProcessId(7) },
         Message::Report(RunningReport { stamp, revision: 3, held: vec![held, RunningRows { failed: true, ..held }] }),
-        Message::Heartbeat(Epoch(8), ProcessId(9)),
+        Message::Heartbeat(Epoch(8), ProcessId(9), None),
+        Message::Heartbeat(Epoch(8), ProcessId(9), Some(ReachedRoles { backends: true, frontends: false })),
+        Message::Heartbeat(Epoch(8), ProcessId(9), Some(ReachedRoles { backends: false, frontends: true })),
         Message::Fenced(Epoch(10)),
         Message::Peer(ProcessId(11)),
     ]

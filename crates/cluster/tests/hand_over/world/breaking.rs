@@ -26,6 +26,15 @@ impl World {
                     self.cut(other, place, back);
                 }
             }
+            Fault::CutOffPrimary { frontends, back } => {
+                let others = if frontends { SCHEDULERS + BACKENDS..PLACES } else { SCHEDULERS..SCHEDULERS + BACKENDS };
+                for (place, other) in
+                    self.primaries().into_iter().flat_map(|place| others.clone().map(move |other| (place, other)))
+                {
+                    self.cut(place, other, back);
+                    self.cut(other, place, back);
+                }
+            }
             Fault::Break { one, other } => {
                 let (first, second) = (self.nodes[one].process, self.nodes[other].process);
                 self.lose(one, other, second);

@@ -5,6 +5,7 @@ use crate::host::{Host, Said};
 use crate::message::{Answer, Body, Message, Outcome};
 use crate::network::Place;
 use ripieno_base::Time;
+use ripieno_cluster::handover::store::EpochEntry;
 use ripieno_cluster::handover::{ProcessId, Role, SchedulerAction, SchedulerMachine, Stamp};
 
 impl World {
@@ -31,7 +32,12 @@ impl World {
                             scheduler.on_member(now, from, role, &mut out);
                         }
                     }
-                    Body::Heartbeat => scheduler.on_heartbeat(now, from, message.epoch, &mut out),
+                    Body::Heartbeat(reach) => scheduler.on_heartbeat(
+                        now,
+                        EpochEntry { epoch: message.epoch, holder: from },
+                        Some(reach),
+                        &mut out,
+                    ),
                     Body::Report { number, revision, held } => {
                         let stamp = Stamp { epoch: message.epoch, number };
                         scheduler.on_report(now, from, stamp, revision, &held, &mut out);
@@ -106,7 +112,9 @@ impl World {
         let mut said = Vec::new();
         match action {
             SchedulerAction::Swap(swap) => self.ask_store(place, process, swap),
-            SchedulerAction::Heartbeat { to, epoch } => self.send(place, to, Message { epoch, body: Body::Heartbeat }),
+            SchedulerAction::Heartbeat { to, epoch, reach } => {
+                self.send(place, to, Message { epoch, body: Body::Heartbeat(reach) })
+            }
             SchedulerAction::Fenced { to, epoch } => self.send(place, to, Message { epoch, body: Body::Fenced }),
             SchedulerAction::Claim { to, stamp } => {
                 let message = Message { epoch: stamp.epoch, body: Body::Claim { number: stamp.number } };

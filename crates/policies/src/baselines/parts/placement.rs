@@ -11,11 +11,11 @@
 //! late that the batch would be late.
 
 use super::pool::{BatchPool, PoolCandidate, PoolRules};
+use crate::chain_tasks::ChainTasks;
 use crate::symphony::DeviceChoice;
 use ripieno_base::{BlockId, DeviceId, IndexedHeap, LaneId, ModelId, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model};
 use ripieno_sched::tables::devices::Devices;
-use ripieno_sched::tables::tasks::Tasks;
 use ripieno_sched::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
 
 /// The rule of a policy. By default each model has one queue.
@@ -60,7 +60,7 @@ pub(crate) struct DeviceTable {
     /// Models, requests and queues.
     pub(crate) pool: BatchPool,
     /// Tasks in flight.
-    tasks: Tasks,
+    tasks: ChainTasks,
     /// The devices.
     devices: Devices<PlacementDevice>,
     /// Members of the commitment of each device, with a fixed stride.
@@ -111,7 +111,7 @@ impl DeviceTable {
         let limits = &setup.limits;
         DeviceTable {
             pool: BatchPool::new(limits, queues, rules),
-            tasks: Tasks::new(limits),
+            tasks: ChainTasks::new(limits),
             devices: Devices::new(limits, 0, || PlacementDevice { running: None, commitment: None }),
             committed: vec![RequestSlot(0); limits.devices * limits.batch],
             stride: limits.batch,

@@ -94,10 +94,9 @@ fn workloads(context: &ReproduceContext) -> anyhow::Result<Vec<(String, Scenario
                 let loads = models.iter().map(|model| from_zoo(model).shape(Some(shape))).collect();
                 let requests = context.requests(devices as u64 * REQUESTS_PER_DEVICE);
                 let none = Contender::new("", "deferred", &[], Look::solid(0));
-                workloads.push((
-                    format!("{table}, {devices} devices, shape {shape}"),
-                    case(&none, devices, loads, requests),
-                ));
+                let case = case(&none, devices, loads, requests);
+                let case = ScenarioCase { seed: context.seed(case.seed), ..case };
+                workloads.push((format!("{table}, {devices} devices, shape {shape}"), case));
             }
         }
     }

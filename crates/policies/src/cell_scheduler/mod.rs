@@ -1,9 +1,15 @@
 //! Makes a scheduler of the tables that all cell schedulers share and a rule that chooses cell
 //! types.
 
+mod rules;
+mod sets;
+
+pub(crate) use rules::{CellRules, Join, Leave, Padding};
+pub(crate) use sets::Sets;
+
 use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot, TaskId, Time};
-use ripieno_model::{Graph, Model};
-use ripieno_sched::cells::{CellRules, Cells};
+use ripieno_model::{Graph, Model, Steps};
+use ripieno_sched::cells::Cells;
 use ripieno_sched::tables::models::BatchOptions;
 use ripieno_sched::tables::tasks::Tasks;
 use ripieno_sched::{Control, Outbox, Request, Scheduler, Setup, TaskDone};
@@ -11,14 +17,19 @@ use ripieno_sched::{Control, Outbox, Request, Scheduler, Setup, TaskDone};
 /// The rule for the next cell type of an idle device.
 pub(crate) trait Choose: Send {
     /// Returns a cell type with a ready node for this device.
-    fn choose(&mut self, cells: &Cells, device: DeviceId) -> Option<(ModelId, BlockId)>;
+    fn choose(&mut self, cells: &Cells<Sets>, device: DeviceId) -> Option<(ModelId, BlockId)>;
 }
 
 /// A scheduler that decides cell by cell.
 pub(crate) struct CellScheduler<C> {
-    cells: Cells,
+    /// Requests in cells, and their sets.
+    cells: Cells<Sets>,
+    /// Returns the rules of a model.
     rules: Box<dyn Fn(&Model) -> CellRules + Send>,
+    /// The rule for the next cell type.
     choice: C,
+    /// Largest number of tasks that a device holds.
+    depth: usize,
     /// Devices with fewer tasks get more.
     fewest: usize,
 }
@@ -43,22 +54,45 @@ impl<C: Choose> CellScheduler<C> {
         choice: C,
         fewest: usize,
     ) -> CellScheduler<C> {
-        let mut cells = Cells::new(&setup.limits, setup.devices, options, Tasks::new(&setup.limits));
+        let limits = &setup.limits;
+        let cells = Cells::new(limits, setup.devices, options, Tasks::new(limits), Sets::new(limits));
+        let (depth, fewest) = (limits.depth, fewest.min(limits.depth));
+        let mut scheduler = CellScheduler { cells, rules: Box::new(rules), choice, depth, fewest };
         for (model, id) in setup.models.iter().zip(0..) {
-            cells.load(ModelId(id), model.clone(), rules(model));
+            scheduler.load(ModelId(id), model.clone());
         }
-        CellScheduler { cells, rules: Box::new(rules), choice, fewest: fewest.min(setup.limits.depth) }
+        scheduler
+    }
+
+    fn load(&mut self, id: ModelId, model: Model) {
+        let rules = (self.rules)(&model);
+        self.cells.load(id, model, rules.merges);
+        self.cells.groups.load(id, rules);
     }
 
     /// "Schedule" of Algorithm 1: called for each device that holds few tasks, after every event.
     /// Returns whether there was a batch for it.
     fn schedule(&mut self, now: Time, device: DeviceId, out: &mut Outbox) -> bool {
-        self.cells.assign_set(now, device);
+        sets::assign(&mut self.cells, now, device);
         let chosen = self.choice.choose(&self.cells, device);
-        if let Some((model, block)) = chosen {
-            self.cells.batch(now, model, block, device, out);
+        if let Some(chosen) = chosen {
+            let (start, most) = (self.cells.groups.ready(device).max(now), self.most_tasks(chosen));
+            self.cells.batch(start, chosen, device, most, out);
         }
         chosen.is_some()
+    }
+
+    /// Returns the largest number of tasks of a cell type that are submitted together.
+    fn most_tasks(&self, (model, block): (ModelId, BlockId)) -> usize {
+        let rules = self.cells.groups.rules(model);
+        match self.cells.served(model).steps(block) {
+            // A fixed set would queue steps beyond its end, which is not known in advance.
+            Steps::UntilEnd if rules.join != Join::NextTask => 1,
+            // A block that runs once makes nothing ready that could follow, and requests that
+            // arrive meanwhile would miss tasks submitted ahead.
+            Steps::Once => 1,
+            _ => rules.max_tasks.min(self.depth),
+        }
     }
 
     fn wants(&self, device: DeviceId) -> bool {
@@ -85,10 +119,7 @@ impl<C: Choose> Scheduler for CellScheduler<C> {
             Control::DeviceLeft(device) => self.cells.leave_device(device),
             // A cell type is chosen without regard to time.
             Control::DeviceSlowed { .. } => {}
-            Control::ModelLoaded(id, model) => {
-                let rules = (self.rules)(&model);
-                self.cells.load(id, *model, rules);
-            }
+            Control::ModelLoaded(id, model) => self.load(id, *model),
             Control::ModelUnloaded(id) => self.cells.retire(id),
             Control::ProfileReplaced { model, block, profile } => self.cells.replace_profile(model, block, profile),
             Control::Cancelled(slot) => self.cells.withdraw(slot, ripieno_sched::Why::Cancelled),
@@ -102,11 +133,11 @@ impl<C: Choose> Scheduler for CellScheduler<C> {
         for device in self.cells.device_ids() {
             while self.wants(device) && self.schedule(now, device, out) {}
         }
-        self.cells.await_sets(now);
+        sets::await_next(&mut self.cells, now);
     }
 
     fn next_wakeup(&self) -> Time {
-        self.cells.next_drop().min(self.cells.sets_ripen())
+        self.cells.next_drop().min(self.cells.groups.ripens)
     }
 
     fn members(&self, task: TaskId) -> &[RequestSlot] {
