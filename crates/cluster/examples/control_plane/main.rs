@@ -379,7 +379,7 @@ fn frontend(address: &str, in_flight: usize, span: Duration, division: &Division
         took.push(requests.took(request));
         match answer {
             Ok(answered) => batches += 1.0 / answered.batch.max(1) as f64,
-            Err(Failure::QueueFull { .. }) => refused += 1,
+            Err(Failure::QueueFull { .. } | Failure::NotLoaded) => refused += 1,
             Err(other) => return Err(format!("a request failed: {other}").into()),
         }
         if rate == 0 {
