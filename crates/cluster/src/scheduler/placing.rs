@@ -18,7 +18,7 @@ use super::{ConnectedPeers, SchedulerShared};
 use crate::handover::ProcessId;
 use crate::offer::encode_names;
 use crate::placement::PlacementPlan;
-use crate::plane::{Message, PeerLink};
+use crate::plane::Message;
 use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeSet;
 use std::io;
@@ -37,8 +37,6 @@ pub(super) struct PendingChanges {
     open: Vec<ProcessId>,
     /// Devices that leave their engine.
     leave: Vec<JoinedDevice>,
-    /// Models that a backend shall have: its connection, its sub-cluster, and their names.
-    tell: Vec<(Arc<PeerLink>, usize, BTreeSet<String>)>,
 }
 
 /// Wakes the thread that moves backends.
@@ -158,11 +156,7 @@ impl SchedulerShared {
 
     /// Makes changes that need the peers unlocked.
     pub(super) fn carry_out(&self, changes: PendingChanges) {
-        let PendingChanges { open, leave, tell } = changes;
-        for (link, place, names) in tell {
-            let place = u32::try_from(place).unwrap_or(u32::MAX);
-            link.send(&Message::Place(place, encode_names(&names).into()));
-        }
+        let PendingChanges { open, leave } = changes;
         leave.iter().for_each(|device| device.leave(false));
         if open.is_empty() {
             return;
@@ -255,7 +249,8 @@ impl ConnectedPeers {
         }
     }
 
-    /// Returns the changes for the backends that this scheduler commands.
+    /// Sends orders to the backends that this scheduler commands, and returns the changes of their
+    /// devices.
     pub(super) fn pending_changes(&mut self) -> PendingChanges {
         let mut changes = PendingChanges::default();
         let ready: Vec<ProcessId> =
@@ -268,7 +263,10 @@ impl ConnectedPeers {
             let Some(backend) = self.backends.get_mut(&process) else { continue };
             let told = (backend.place, names);
             if backend.follows && !backend.stops && backend.told.as_ref() != Some(&told) {
-                changes.tell.push((Arc::clone(&backend.link), told.0, told.1.clone()));
+                // Sent under the lock of the peers, since the last order that is sent must be the
+                // latest.
+                let place = u32::try_from(told.0).unwrap_or(u32::MAX);
+                backend.link.send(&Message::Place(place, encode_names(&told.1).into()));
                 backend.told = Some(told);
             }
             if leaves && backend.has_joined() {
