@@ -339,7 +339,7 @@ fn a_spare_knows_where_backends_were_placed_and_moved_since_they_connected_to_it
     });
     stop.store(true, Ordering::SeqCst);
     let (good, bad) = loading.unwrap().join().unwrap();
-    // In one run of eight, two or three clients are told to try again, since a sub-cluster has no
+    // In one run of eight, two or three clients have to try again, since a sub-cluster has no
     // device for a moment.
     let no_device = |answer: &String| answer.contains("no device is there to run it");
     let few = bad.iter().all(no_device) && bad.len() * 1_000 <= good;
