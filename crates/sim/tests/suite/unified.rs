@@ -182,7 +182,7 @@ max_batch = 32"#;
     ];
     for (kind, model, bound) in kinds {
         for (devices, times) in [(1, 1.5), (1, 3.0), (2, 1.5), (8, 1.5), (8, 3.0)] {
-            // Of several devices, one is free sooner, and each carries twice as much.
+            // With several devices, one is free sooner, so each device carries twice as much.
             if kind == "two batches" && devices > 1 {
                 continue;
             }
