@@ -110,8 +110,8 @@ impl Shapes {
         Limits { models: limits.models.next_multiple_of(shards) + VARIANTS * shards, ..*limits }
     }
 
-    /// Creates the layer. `policy` was built for the same models and for [`Shapes::widen`] of the
-    /// limits; it is the shard with this number among `shards`.
+    /// Creates the layer for the shard with this number among `shards`. `policy` must have been
+    /// built for the same models, and for the limits that [`Shapes::widen`] returns.
     pub fn new(
         policy: Box<dyn Scheduler>,
         models: &[Model],

@@ -71,7 +71,8 @@ impl DeviceUse {
         self.devices.slow(device, percent);
     }
 
-    /// Returns the profiled work that all present devices, at least one, do within a span.
+    /// Returns the profiled work that all present devices do within a span. If no device is
+    /// present, returns the work of one of profiled speed.
     pub(super) fn within(&self, span: Nanos) -> i64 {
         let present = self.devices.iter().filter(|(_, device)| device.present);
         let work = present.map(|(_, device)| device.by_profile(span).0).fold(0, i64::saturating_add);

@@ -54,7 +54,8 @@ pub struct Left {
     pub waiting: bool,
     /// True if the request's walk was complete.
     pub held: bool,
-    /// True if the request's output was to continue as padding, and had not ended.
+    /// True if the request's output was to continue as padding after its end, which it had not
+    /// reached.
     pub going: bool,
 }
 

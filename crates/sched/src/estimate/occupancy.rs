@@ -109,8 +109,9 @@ impl OccupancyEstimate {
         self.at(profiled, |octave| octave.believed(Nanos(octave.deviation.get()))) - profiled
     }
 
-    /// Returns the occupancy that tasks in sequence are promised to stay within, given the sum of
-    /// their means and of the squares of their deviations in nanoseconds.
+    /// Returns the promised occupancy of tasks in sequence: `mean` plus a multiple of their common
+    /// deviation. `mean` is the sum of the tasks' means, `squares` the sum of the squares of their
+    /// deviations, in nanoseconds.
     pub fn promised(mean: Nanos, squares: u128) -> Nanos {
         mean + Nanos(squares.isqrt() as i64 * PROMISED_DEVIATIONS)
     }

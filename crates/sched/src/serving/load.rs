@@ -111,7 +111,8 @@ impl LoadEstimate {
 
     /// Updates the time for which models wait for each other.
     fn refresh_waits(&self, now: Time, models: &mut Models<UnifiedModel>, devices: u64) {
-        // Half of a model's slack, on each device. Equally urgent requests need the other half.
+        // The device time that batches of other models may take before a request of this one: half
+        // of its slack on each device. The other half is left to requests that are as urgent.
         let wait = |served: &UnifiedEntry| {
             let slack = (served.model.slo - served.load.mean(1)).max(Nanos::ZERO);
             Nanos(slack.0 / 2).scale(devices, 1)
