@@ -1,12 +1,12 @@
 //! Tasks that are sent ahead: the next one is at the device when the running one ends.
 //!
 //! A device in another process would otherwise be idle while the end of a task is reported, the
-//! next task is sent, and its inputs are fetched. So the next batch is formed by that time earlier,
-//! as it would be when the device is free. It is taken to need as long as a batch of the running
-//! one's rows. A batch that still waits for others then is not sent.
+//! next task is sent, and its inputs are fetched. So the next batch is formed earlier by the time
+//! that this takes for a batch of as many rows as the running one. It is the batch that would start
+//! when the device is free. If that batch would still wait for further requests then, none is sent.
 //!
-//! Steps of cells are queued if they are full and short, also on devices of this process: waiting
-//! for the scheduler after each short step would cost a noticeable part of the capacity.
+//! A full step of cells is queued behind a short one, also on devices of this process. Waiting for
+//! the scheduler after each short step would cost a noticeable part of the capacity.
 
 use super::UnifiedScheduler;
 use super::devices::TaskInFlight;

@@ -41,8 +41,7 @@ pub(super) struct TaskOffer {
     pub(super) left: usize,
     /// Most rows that the cell type takes.
     pub(super) max_rows: usize,
-    /// Part of the task's device time that is wasted compared with the best batches, in
-    /// thousandths.
+    /// Part of the task's device time that is wasted compared with the best batches.
     pub(super) waste: Permille,
     /// Cost of one member that is late.
     pub(super) late_cost: i128,

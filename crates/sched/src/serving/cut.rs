@@ -36,7 +36,7 @@ pub(super) struct Waiting {
 /// Use of the devices by other models.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Others {
-    /// Thousandths of a device that other models do not keep busy.
+    /// Number of devices that other models do not keep busy.
     pub(super) spare: Permille,
     /// Waiting rows of other models.
     pub(super) rows: u64,

@@ -99,6 +99,6 @@ pub(super) struct TaskInFlight {
     pub(super) started: Time,
     /// Profiled duration of the task; zero if the profile was replaced meanwhile.
     pub(super) profiled: Nanos,
-    /// Part of the task's device time that the best batches would need, in thousandths.
+    /// Part of the task's device time that the best batches would need.
     pub(super) best_part: Permille,
 }

@@ -16,11 +16,12 @@ const TARGET_PART: Permille = Permille::from_parts(850);
 /// Share of lost rows above which requests are passed over for more than [`TARGET_PART`] of the
 /// target. At three times this share, they are passed over for the whole target.
 const SHORT: Permille = Permille::from_parts(100);
-/// Share of lost rows above which batches are as large as the SLO allows, and forecasts leave
-/// nothing out.
+/// Share of lost rows above which requests are passed over for the target size, not only for the
+/// smallest stable one, and forecasts leave nothing out.
 const LOSING: Permille = Permille::from_parts(30);
-/// Time without a batch, in mean batches, after which a model that loses rows forgets half of what
-/// it learnt. Estimates that are too high would otherwise keep it from starting a batch.
+/// Time without a batch, in batches of the target size, after which a model that loses rows forgets
+/// half of what it learnt. It is at least the SLO. Estimates that are too high would otherwise keep
+/// the model from starting a batch.
 const SILENT_BATCHES: i64 = 8;
 /// Silence after which nothing fills a batch, in batches of twice its size. Random arrivals are
 /// rarely silent for longer while they still fill one.
@@ -81,21 +82,22 @@ pub(super) struct CostEstimate {
 pub(super) struct Losses {
     /// Share of recent rows that were lost.
     pub(super) lost: Share,
-    /// Start of the last batch.
+    /// Start of the last batch, or the last time at which learnt costs were halved.
     last_start: Time,
     /// Whether rows were lost since that start.
     lost_since: bool,
 }
 
-/// Batch sizes that follow from rate and costs, in rows. Rule 2 of `docs/internals/scheduler.md`
-/// names them.
+/// Batch sizes that follow from rate and costs, in rows. `docs/internals/scheduler.md` names them
+/// under "Batch sizes".
 #[derive(Debug)]
 pub(super) struct BatchSizes {
     /// Size of the largest batch: the size at which a row takes the least device time, by profile
     /// or as learnt, whichever is larger. In larger batches requests would wait for nothing. Padded
     /// models keep the largest size of their model, since the best one differs by length.
     pub(super) max_batch: usize,
-    /// Largest batch in which a row takes the least device time by profile.
+    /// Largest batch in which a row takes the least device time by profile. Padded models keep the
+    /// largest size of their model.
     cheapest_by_profile: usize,
     /// Largest batch that a steady flow at this rate could have.
     pub(super) target: usize,
@@ -235,8 +237,8 @@ impl ModelEstimate {
     }
 
     /// Returns the part of a batch's device time that is wasted compared with batches of the target
-    /// size. Nothing is wasted once no row has come for as long as two batches of twice the size
-    /// take, since a wait would not fill the batch.
+    /// size. It is zero after a silence of [`SILENT_FILLS`] batches of twice the size: then no wait
+    /// would fill the batch.
     pub(super) fn waste(&self, now: Time, rows: usize, cost: impl Fn(usize) -> Nanos) -> Permille {
         let target = self.sizes.target.max(1);
         if now > self.arrivals.rate.last() + cost((2 * rows).min(self.sizes.max_batch)) * SILENT_FILLS {
@@ -276,8 +278,8 @@ impl ModelEstimate {
     }
 
     /// Returns the rows of a full batch: the largest that leaves, on average, half of the time that
-    /// a lone row has to spare. While rows are lost, it is at least the target, for which requests
-    /// are passed over; groups of padded requests are smaller.
+    /// a lone row has to spare. While rows are lost, it is at least the target, since requests are
+    /// passed over for that. Padded requests are the exception: their groups are smaller.
     pub(super) fn full_batch(&self, slo: Nanos, length: u32) -> usize {
         let most = Nanos((slo + self.of_batch(1, length)).0 / 2);
         let target = if self.is_losing() && self.costs.by_length.is_none() { self.sizes.target } else { 1 };

@@ -34,7 +34,8 @@ struct PaddedRequest {
     rows: u32,
     /// Slot of the request.
     slot: u32,
-    /// Latest end of the member's group; [`Time::NEVER`] if the member is late even alone.
+    /// Latest end of the member's group; [`Time::NEVER`] if the member is late on this device even
+    /// alone.
     due: Time,
 }
 
@@ -95,7 +96,7 @@ impl UnifiedScheduler {
             let offer = TaskOffer {
                 whole: state.takes(cost(rows)),
                 doubles_in: served.load.doubles_in(now, served.model.slo, rows),
-                // A group larger than the target wastes nothing.
+                // A group of at least the target size wastes nothing.
                 waste: if rows < served.load.sizes.target {
                     served.load.waste(now, rows, cost)
                 } else {
@@ -108,8 +109,9 @@ impl UnifiedScheduler {
         self.models.get_mut(id).own.groups = Some(groups);
     }
 
-    /// Collects the most urgent requests, by length. Drops requests that are late even alone.
-    /// Requests that are late only on this device are left to other devices.
+    /// Collects the most urgent requests, by length. Drops or passes over, by the drop rule, those
+    /// that are late even alone. Requests that are late only on this device are left to other
+    /// devices where the rule drops hopeless requests.
     fn collect(&mut self, now: Time, device: DeviceId, id: ModelId, groups: &mut LengthGroups) {
         let UnifiedScheduler { models, requests, pending, load, devices, .. } = self;
         let served = models.get_mut(id);

@@ -31,8 +31,9 @@ impl UnifiedScheduler {
         idle
     }
 
-    /// Starts the best offer on a free device; returns whether there was one. `idle` devices are
-    /// free, including this one.
+    /// Starts the best offer on a device that is free, or that gets its next task ahead; returns
+    /// whether there was one. `idle` is the number of free devices with this one, and 1 for a task
+    /// ahead.
     pub(super) fn start_next(&mut self, now: Time, device: DeviceId, idle: usize, out: &mut Outbox) -> bool {
         self.offers.clear();
         let runs = self.devices[device].running.is_some();
