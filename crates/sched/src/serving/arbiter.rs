@@ -35,11 +35,11 @@ pub(super) struct TaskOffer {
     pub(super) whole: Nanos,
     /// Time in which as many rows come again as a new batch has.
     pub(super) doubles_in: Nanos,
-    /// Rows of the task.
+    /// Rows of a step; 0 for batches.
     pub(super) rows: usize,
     /// Ready rows of the cell type that a step leaves waiting; 0 for batches.
     pub(super) left: usize,
-    /// Most rows that the cell type takes.
+    /// Most rows that the cell type takes; 0 for batches.
     pub(super) max_rows: usize,
     /// Part of the task's device time that is wasted compared with the best batches.
     pub(super) waste: Permille,

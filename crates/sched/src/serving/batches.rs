@@ -1,5 +1,5 @@
-//! The former of whole models and chains: how large a batch is, when it starts, which requests join
-//! one on its way, and which are dropped.
+//! The former of whole models and chains: how large a batch is, when it starts, and which requests
+//! are dropped. Newcomers that join a batch on its way are in `joining.rs`.
 
 use super::arbiter::{OfferOutlook, OfferedTask, TaskOffer};
 use super::cut::{Others, Waiting};
