@@ -23,8 +23,9 @@
 //! Choices where the paper leaves freedom. Newcomers are the longest admissible prefix of one
 //! model's queue, and models are tried in the order of their heads' arrival. A table never holds
 //! more rows of a model than the largest batch that each of its nodes allows, so that every merge
-//! fits. A request that is late already is not preempted. An empty table takes as many requests as
-//! fit, late or not (`issue = "all"`).
+//! fits. A request without slack by Equation 2 is not preempted. An empty table takes as many
+//! requests as fit, late or not (`issue = "all"`). After a refusal the predictor is asked again at
+//! the next border, where the paper lets the active batch complete uninterrupted.
 //!
 //! The times of Equation 2 are those at first issue. In an encoder the sub-batch waits for its
 //! longest member; in the last block each member leaves at its own end. Requests that cannot be
@@ -58,7 +59,8 @@ const WALKS: &[Walk] =
 
 const KNOBS: &[Knob] = &[DEC_TIMESTEPS, WAIT, ISSUE, MAX_BATCH, Knob { default: "never", ..DROP }];
 
-/// The oracle knows when each request will end, whenever it came.
+/// The oracle forecasts the end of each request, so that T_wait is not read. It predicts decoder
+/// steps as "lazy" does.
 const ORACLE_KNOBS: &[Knob] = &[DEC_TIMESTEPS, ISSUE, MAX_BATCH, Knob { default: "never", ..DROP }];
 
 pub(crate) const LAZY: Policy = Policy {
