@@ -8,7 +8,7 @@ use super::timing::Timing;
 use ripieno_base::Time;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A new primary waits for its first backend this many times as long as for reports.
+/// A new primary waits for a backend of each sub-cluster this many times as long as for reports.
 const MAX_SETTLE_INTERVALS: i64 = 20;
 
 /// Rows of a request that a backend still runs from an earlier epoch.
@@ -48,6 +48,8 @@ struct ClaimedBackend {
     /// Revision of the last report; 0 before the first.
     revision: u32,
     held: BTreeMap<RequestId, u32>,
+    /// Sub-cluster at the time of the last report.
+    place: usize,
     ready: bool,
 }
 
@@ -88,12 +90,12 @@ impl Primary {
         }
     }
 
-    /// Handles a report under a claim. Each report lists all rows that still run from earlier
-    /// epochs.
+    /// Handles a report under a claim, of a backend of this sub-cluster. Each report lists all rows
+    /// that still run from earlier epochs.
     pub(super) fn on_report(
         &mut self,
         now: Time,
-        from: ProcessId,
+        (from, place): (ProcessId, usize),
         (number, revision): (u64, u32),
         held: &[RunningRows],
         out: &mut Vec<SchedulerAction>,
@@ -102,7 +104,7 @@ impl Primary {
         if number != backend.number || revision <= backend.revision {
             return;
         }
-        backend.revision = revision;
+        (backend.revision, backend.place) = (revision, place);
         let mut rows: BTreeMap<RequestId, u32> = BTreeMap::new();
         for held in held.iter().filter(|held| !held.failed) {
             *rows.entry(held.request).or_default() += held.rows;
@@ -167,7 +169,14 @@ impl Primary {
         let (number, again) = (self.number, now + self.timing.claim);
         self.backends.insert(
             to,
-            ClaimedBackend { number, claim_again_at: again, revision: 0, held: BTreeMap::new(), ready: false },
+            ClaimedBackend {
+                number,
+                claim_again_at: again,
+                revision: 0,
+                held: BTreeMap::new(),
+                place: 0,
+                ready: false,
+            },
         );
         out.push(Claim { to, stamp: Stamp { epoch: self.epoch, number } });
     }
@@ -221,8 +230,11 @@ impl Primary {
         }
         let late = |settles: i64| now >= self.since + self.timing.settle * settles;
         let known = late(1) || now >= self.discovery && self.all_reported();
-        // Admission waits for a backend that can run the requests.
-        let waits = if self.backends.is_empty() { !late(1) } else { !self.backends.values().any(|it| it.ready) };
+        // Admission waits for a backend of each sub-cluster, without which its requests would fail.
+        let reported = self.backends.values().filter(|it| it.revision > 0);
+        let places: BTreeSet<usize> = reported.clone().map(|it| it.place).collect();
+        let can_run: BTreeSet<usize> = reported.filter(|it| it.ready).map(|it| it.place).collect();
+        let waits = if self.backends.is_empty() { !late(1) } else { can_run.is_empty() || can_run != places };
         if !known || waits && !late(MAX_SETTLE_INTERVALS) {
             return;
         }

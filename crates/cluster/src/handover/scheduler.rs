@@ -151,12 +151,12 @@ impl SchedulerMachine {
         }
     }
 
-    /// Handles a backend's report on the rows that it still runs from earlier epochs, under a
-    /// claim.
+    /// Handles the report of a backend, of this sub-cluster, on the rows that it still runs from
+    /// earlier epochs, under a claim.
     pub fn on_report(
         &mut self,
         now: Time,
-        from: ProcessId,
+        from: (ProcessId, usize),
         stamp: Stamp,
         revision: u32,
         held: &[RunningRows],

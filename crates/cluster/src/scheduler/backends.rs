@@ -225,7 +225,9 @@ impl SchedulerShared {
                 (Message::LoadCallEnd(call, failure), _) => self.on_call_end(process, call, failure),
                 (Message::Fenced(epoch), _) => self.update(|machine, now, out| machine.on_epoch(now, epoch, out)),
                 (Message::Report(RunningReport { stamp, revision, held }), _) => {
-                    self.update(|machine, now, out| machine.on_report(now, process, stamp, revision, &held, out));
+                    let place = self.peers.lock().backends.get(&process).map_or(0, |backend| backend.place);
+                    let from = (process, place);
+                    self.update(|machine, now, out| machine.on_report(now, from, stamp, revision, &held, out));
                     self.broadcast_device_count();
                 }
                 (other, _) => {

@@ -306,16 +306,18 @@ fn a_spare_knows_where_backends_were_placed_and_moved_since_they_connected_to_it
     let loads = || backends.iter().map(|backend| backend.held.lock().unwrap().2).sum::<usize>();
     let rounds = [(["ab:2", "c:1", "def:1"], [2, 1, 1]), (["a:1", "bc:2", "def:1"], [1, 2, 1])];
     for (written, serving) in rounds {
-        let primary = pair.settled();
+        pair.settled();
         (0..2).for_each(|at| pair.get(at).set_plan(plan(&written)).unwrap());
         let held: Vec<String> = written.iter().map(|part| part.split_once(':').unwrap().0.to_owned()).collect();
         until("it is carried out", || {
-            devices(pair.get(primary)) == serving
+            // A pause of this machine may make the other one the primary meanwhile.
+            pair.primary().is_some_and(|primary| devices(pair.get(primary)) == serving)
                 && known(&known_to) == "abcdef"
                 && backends.iter().all(|backend| held.contains(&backend.holds()))
         });
         loading = loading.or_else(|| Some(load(client.take()?, &stop)));
-        until("the spare knows", || places(pair.get(1 - primary)) == places(pair.get(primary)));
+        until("the spare knows", || places(pair.get(0)) == places(pair.get(1)));
+        let primary = pair.settled();
         let before = loads();
         drop(pair.take(primary));
         until("the spare serves", || {
@@ -339,11 +341,7 @@ fn a_spare_knows_where_backends_were_placed_and_moved_since_they_connected_to_it
     });
     stop.store(true, Ordering::SeqCst);
     let (good, bad) = loading.unwrap().join().unwrap();
-    // In one run of eight, two or three clients have to try again, since a sub-cluster has no
-    // device for a moment.
-    let no_device = |answer: &String| answer.contains("no device is there to run it");
-    let few = bad.iter().all(no_device) && bad.len() * 1_000 <= good;
-    assert!(few && good > 100, "{good} good answers, {bad:?}");
+    assert!(bad.is_empty() && good > 100, "{good} good answers, {bad:?}");
     backends.into_iter().for_each(Planned::stop);
 }
 

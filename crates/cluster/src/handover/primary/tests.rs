@@ -39,7 +39,17 @@ fn ask(primary: &mut Primary, number: u64, rows: u32) -> Vec<SchedulerAction> {
 }
 
 fn report(primary: &mut Primary, from: ProcessId, revision: u32, held: &[RunningRows]) -> Vec<SchedulerAction> {
-    let number = primary.backends[&from].number;
+    report_of(primary, (from, 0), revision, held)
+}
+
+/// Reports for a backend of this sub-cluster.
+fn report_of(
+    primary: &mut Primary,
+    from: (ProcessId, usize),
+    revision: u32,
+    held: &[RunningRows],
+) -> Vec<SchedulerAction> {
+    let number = primary.backends[&from.0].number;
     out(primary, |primary, out| primary.on_report(Time(1), from, (number, revision), held, out))
 }
 
@@ -80,7 +90,7 @@ fn reports_of_the_past_change_nothing() {
     report(&mut primary, TWO, 2, &[]);
     assert_eq!(report(&mut primary, TWO, 1, &[held(2, 1)]), []);
     assert_eq!(ask(&mut primary, 2, 1), [Admit(id(2))]);
-    let wrong = |it: &mut Primary, out: &mut _| it.on_report(Time(1), ONE, (7, 9), &[], out);
+    let wrong = |it: &mut Primary, out: &mut _| it.on_report(Time(1), (ONE, 0), (7, 9), &[], out);
     assert_eq!(out(&mut primary, wrong), [], "another claim");
     assert!(!primary.is_open());
 }
@@ -110,6 +120,21 @@ fn a_slow_backend_is_awaited_if_there_is_no_other() {
     let mut without = primary();
     ask(&mut without, 1, 1);
     assert!(admits(&mut without, Time::ORIGIN + TIMING.settle * MAX_SETTLE_INTERVALS));
+}
+
+#[test]
+fn a_slow_backend_is_awaited_if_there_is_no_other_in_its_sub_cluster() {
+    let mut primary = primary();
+    ask(&mut primary, 2, 1);
+    assert_eq!(report_of(&mut primary, (ONE, 0), 1, &[]), [joins(ONE, 1)]);
+    assert_eq!(report_of(&mut primary, (TWO, 1), 1, &[held(1, 1)]), []);
+    let before = Time(TIMING.settle.0 * MAX_SETTLE_INTERVALS - 1);
+    assert_eq!(out(&mut primary, |it, out| it.on_timer(before, out)), []);
+    let mut moved = primary.clone();
+    assert_eq!(report_of(&mut moved, (TWO, 0), 2, &[held(1, 1)]), [Admit(id(2))], "it has moved to the other's");
+    let mut bounded = primary.clone();
+    assert_eq!(out(&mut bounded, |it, out| it.on_timer(Time(before.0 + 1), out)), [Admit(id(2))]);
+    assert_eq!(report_of(&mut primary, (TWO, 1), 2, &[]), [joins(TWO, 2), Admit(id(2))]);
 }
 
 #[test]

@@ -40,7 +40,14 @@ impl World {
                     ),
                     Body::Report { number, revision, held } => {
                         let stamp = Stamp { epoch: message.epoch, number };
-                        scheduler.on_report(now, from, stamp, revision, &held, &mut out);
+                        scheduler.on_report(
+                            now,
+                            (from, usize::from(from.0 >> 48 & 1 != 0)),
+                            stamp,
+                            revision,
+                            &held,
+                            &mut out,
+                        );
                     }
                     Body::Ask(wanted) if scheduler.primary_epoch().is_some() => {
                         let new = wanted.into_iter().filter(|&wanted| host.ask(now, wanted));
