@@ -3,7 +3,7 @@
 
 use super::arbiter::{OfferOutlook, OfferedTask, TaskOffer};
 use super::cut::{Others, Waiting};
-use super::load::in_batches;
+use super::decision::{Backlog, Decision};
 use super::{UnifiedEntry, UnifiedScheduler};
 use crate::estimate::cost;
 use crate::estimate::scarcity::Price;
@@ -81,7 +81,8 @@ impl UnifiedScheduler {
     }
 
     /// Adds the offers of a model in batches for a free device.
-    pub(super) fn offer_batches(&mut self, now: Time, device: DeviceId, id: ModelId, idle: usize) {
+    pub(super) fn offer_batches(&mut self, decision: &Decision, id: ModelId) {
+        let &Decision { now, device, idle, .. } = decision;
         let held = self.devices[device].held.iter().rev().copied().filter(|_| !self.devices.runs_batch(device));
         if let Some(top) = held.clone().find(|&held| self.cohorts.get(held).model == id) {
             let offer = self.offer_joining(now, device, id, top).unwrap_or_else(|| self.resume(now, device, id, top));
@@ -107,9 +108,10 @@ impl UnifiedScheduler {
             self.offer_groups(now, device, id);
             return;
         }
-        let Some((first, rows)) = self.candidate(now, id, device) else { return };
-        let (until, gain) = self.waits_until(now, device, id, (first, rows));
-        let last = if idle == 1 { self.leaves_last_until(now, device, id, (first, rows)) } else { now };
+        let most = self.max_rows_beside_others(self.models.get(id));
+        let Some((first, rows)) = self.candidate(now, id, device, most) else { return };
+        let (until, gain) = self.waits_until(now, device, id, (first, rows), most);
+        let last = if idle == 1 { self.leaves_last_until(decision, id, (first, rows)) } else { now };
         let (until, gain) = if last > until { (last, WaitGain::LastDevice) } else { (until, gain) };
         if until > now {
             // While the device runs a step, no device is free: the end of the step decides anew.
@@ -119,7 +121,7 @@ impl UnifiedScheduler {
             }
             return;
         }
-        let rows = self.share_of(now, id, first, rows, idle);
+        let rows = self.share_of(decision, id, (first, rows));
         let offer = self.batch_offer(now, device, id, (first, rows), OfferedTask::Batch { first, rows });
         self.offers.push(offer);
     }
@@ -181,12 +183,11 @@ impl UnifiedScheduler {
         outlook
     }
 
-    /// Returns the largest batch that can be in time: from the first request on, or from a later
-    /// one if passing over some lets the batch reach its target.
-    fn candidate(&self, now: Time, id: ModelId, device: DeviceId) -> Option<(u32, usize)> {
+    /// Returns the largest batch of at most `most` rows that can be in time: from the first request
+    /// on, or from a later one if passing over some lets the batch reach its target.
+    fn candidate(&self, now: Time, id: ModelId, device: DeviceId, most: usize) -> Option<(u32, usize)> {
         let served = self.models.get(id);
         let device = &self.devices[device];
-        let most = self.max_rows_beside_others(served);
         let room = |first: u32| {
             let request = self.requests.get(first);
             room(served, request, device.by_profile(request.deadline - now), most)
@@ -203,12 +204,20 @@ impl UnifiedScheduler {
         }
     }
 
-    /// Returns the time until which a batch waits for further requests, and the gain. This is the
-    /// rule for how long a batch waits: it waits while that gains more than it costs.
+    /// Returns the time until which a batch waits for further requests, `most` rows in all, and the
+    /// gain. This is the rule for how long a batch waits: it waits while that gains more than it
+    /// costs.
     ///
     /// The wait ends when no row has come for as long as the fuller batch takes. Under the
     /// objective of efficiency it lasts at least half of the time that the fuller batch leaves.
-    fn waits_until(&self, now: Time, device: DeviceId, id: ModelId, (first, rows): (u32, usize)) -> (Time, WaitGain) {
+    fn waits_until(
+        &self,
+        now: Time,
+        device: DeviceId,
+        id: ModelId,
+        (first, rows): (u32, usize),
+        most: usize,
+    ) -> (Time, WaitGain) {
         let served = self.models.get(id);
         let load = &served.load;
         let price = self.load.price(now);
@@ -221,7 +230,7 @@ impl UnifiedScheduler {
         let known = load.arrivals.rate.rate(now).filter(|rate| price > Price::ZERO && rate.rows > rows as u64);
         let Some(rate) = known else { return (spaced, WaitGain::EvenSpacing) };
         let last = load.arrivals.rate.last();
-        for more in rows + 1..=self.max_rows_beside_others(served) {
+        for more in rows + 1..=most {
             let (latest, gather) = (deadline - promised(more), rate.gather_time(more - rows));
             if latest - gather <= now {
                 break;
@@ -251,16 +260,15 @@ impl UnifiedScheduler {
     /// Returns the time until which a batch leaves the last free device to other models. If the
     /// next request of another model would be late without that device, the batch leaves it for as
     /// long as the batch can wait. Otherwise returns `now`, also if there is only one device.
-    fn leaves_last_until(&self, now: Time, device: DeviceId, id: ModelId, (first, rows): (u32, usize)) -> Time {
+    fn leaves_last_until(&self, decision: &Decision, id: ModelId, (first, rows): (u32, usize)) -> Time {
+        let &Decision { now, device, .. } = decision;
         if self.devices.present() < 2 {
             return now;
         }
         let served = self.models.get(id);
-        let taken = self.devices[device].takes(served.load.mean(rows)).min(self.devices.frees_in(now, Some(device)));
-        let late =
-            |of: &UnifiedEntry| of.model.slo - of.load.mean(1) < taken && of.load.arrivals.rate.rate(now).is_some();
-        let mut others = in_batches(&self.models).filter(|(other, _)| *other != id);
-        if others.any(|(_, of)| late(of)) { self.frontrun(served, device, (first, rows)) } else { now }
+        let taken = self.devices[device].takes(served.load.mean(rows)).min(decision.frees_in);
+        let is_needed = decision.tightest_other(&self.models, id) < taken;
+        if is_needed { self.frontrun(served, device, (first, rows)) } else { now }
     }
 
     /// Returns the time from which a batch is well spaced from the last one, so that devices become
@@ -297,25 +305,16 @@ impl UnifiedScheduler {
 
     /// Returns the number of rows of a batch that the device takes, leaving the others to devices
     /// that become free soon, so that all wait least.
-    fn share_of(&self, now: Time, id: ModelId, first: u32, rows: usize, idle: usize) -> usize {
+    fn share_of(&self, decision: &Decision, id: ModelId, (first, rows): (u32, usize)) -> usize {
+        let &Decision { now, idle, .. } = decision;
         let served = self.models.get(id);
         let Some(rate) =
             served.load.arrivals.rate.rate(now).filter(|_| rows > 1 && self.load.price(now) == Price::ZERO)
         else {
             return rows;
         };
-        let others = in_batches(&self.models).filter(|(other, _)| *other != id);
-        let (mut waiting, mut work, mut per_second) = (0, Nanos::ZERO, 0);
-        for (_, of) in others {
-            let queued = of.queue.rows();
-            if queued > 0 {
-                let batch = queued.min(of.load.costs.reach.largest() as u64);
-                work += of.load.mean(batch as usize).scale(queued, batch);
-            }
-            waiting += queued;
-            per_second += of.load.arrivals.rate.rate(now).map_or(0, |rate| rate.rows_in(Nanos::from_millis(1_000)));
-        }
         let all = Permille::from_parts(1_000 * self.devices.present() as u64);
+        let Backlog { rows: waiting, work, rate: per_second } = decision.backlog_of_others(&self.models, id);
         let others = Others {
             spare: all - (self.load.recent_load - served.load.demand.recent_load),
             rows: waiting,

@@ -2,6 +2,7 @@
 
 use super::UnifiedScheduler;
 use super::arbiter::{self, OfferedTask, TaskOffer};
+use super::decision::Decision;
 use super::devices::TaskInFlight;
 use super::former::Former;
 use crate::Outbox;
@@ -43,19 +44,22 @@ impl UnifiedScheduler {
         }
         // A task that is queued behind another one starts later.
         let start = if runs { self.devices[device].free_at.max(now + self.way(device)) } else { now };
-        let offered_at = if behind_batch { start } else { now };
+        let decision = Decision::new(&self.devices, if behind_batch { start } else { now }, device, idle);
         for id in (0..self.models.capacity() as u16).map(ModelId) {
             match self.models.find(id).map(|served| served.load.former) {
                 None => {}
                 Some(Former::Cells) => self.offer_cells(now, device, id),
-                Some(Former::Batches | Former::Padded) => self.offer_batches(offered_at, device, id, idle),
+                Some(Former::Batches | Former::Padded) => self.offer_batches(&decision, id),
             }
         }
         if self.offers.len() > 1 {
             self.look_out(start, device);
         }
-        let others_free = self.devices.frees_in(now, Some(device)) - (offered_at - now);
-        let others_free = others_free.max(Nanos::ZERO);
+        // Behind a batch, another device may be free before this one.
+        let others_free = match behind_batch {
+            true => (self.devices.frees_in(now, Some(device)) - (start - now)).max(Nanos::ZERO),
+            false => decision.frees_in,
+        };
         let chosen = arbiter::choose(start, &self.offers, others_free, self.load.utilisation)
             .or_else(|| self.offer_overdue(now, device, idle));
         let Some(chosen) = chosen else { return false };

@@ -48,47 +48,53 @@ impl<T> DerefMut for DeviceState<T> {
 
 /// All devices, by id.
 #[derive(Debug)]
-pub struct Devices<T>(Vec<DeviceState<T>>);
+pub struct Devices<T> {
+    all: Vec<DeviceState<T>>,
+    /// Number of present devices.
+    present: usize,
+}
 
 impl<T> Devices<T> {
     /// Creates the table, with the first `present` devices present.
     pub fn new(limits: &Limits, present: usize, own: impl Fn() -> T) -> Devices<T> {
         let device = |id| DeviceState { present: id < present, percent: 100, own: own() };
-        Devices((0..limits.devices).map(device).collect())
+        Devices { all: (0..limits.devices).map(device).collect(), present }
     }
 
     /// Marks a device as present, at nominal speed.
     pub fn join(&mut self, id: DeviceId) {
-        let device = &mut self.0[id.index()];
+        let device = &mut self.all[id.index()];
         assert!(!device.present, "the driver let a device join twice: {id:?}");
         (device.present, device.percent) = (true, 100);
+        self.present += 1;
     }
 
     /// Marks a device as absent.
     pub fn leave(&mut self, id: DeviceId) {
-        let device = &mut self.0[id.index()];
+        let device = &mut self.all[id.index()];
         assert!(device.present, "the driver let an absent device leave: {id:?}");
         device.present = false;
+        self.present -= 1;
     }
 
     /// Sets the latency of a device, in percent of the profile.
     pub fn slow(&mut self, id: DeviceId, percent: u32) {
-        self.0[id.index()].percent = percent.max(1);
+        self.all[id.index()].percent = percent.max(1);
     }
 
     /// Returns the number of present devices.
     pub fn present(&self) -> usize {
-        self.0.iter().filter(|device| device.present).count()
+        self.present
     }
 
     /// Returns the ids of all devices, present or not.
     pub fn ids(&self) -> impl Iterator<Item = DeviceId> + use<T> {
-        (0..self.0.len() as u16).map(DeviceId)
+        (0..self.all.len() as u16).map(DeviceId)
     }
 
     /// Returns all devices with their ids, present or not.
     pub fn iter(&self) -> impl Iterator<Item = (DeviceId, &DeviceState<T>)> {
-        self.0.iter().zip(0..).map(|(device, id)| (DeviceId(id), device))
+        self.all.iter().zip(0..).map(|(device, id)| (DeviceId(id), device))
     }
 }
 
@@ -96,12 +102,12 @@ impl<T> std::ops::Index<DeviceId> for Devices<T> {
     type Output = DeviceState<T>;
 
     fn index(&self, id: DeviceId) -> &DeviceState<T> {
-        &self.0[id.index()]
+        &self.all[id.index()]
     }
 }
 
 impl<T> std::ops::IndexMut<DeviceId> for Devices<T> {
     fn index_mut(&mut self, id: DeviceId) -> &mut DeviceState<T> {
-        &mut self.0[id.index()]
+        &mut self.all[id.index()]
     }
 }
