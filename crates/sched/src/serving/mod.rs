@@ -14,8 +14,8 @@
 //!
 //! # Parts
 //!
-//! - Waiting requests are in `tables/queue.rs`, or walk in `cells/`. What all offers of one decision
-//!   share is in `decision.rs`.
+//! - Waiting requests are in `tables/queue.rs`, or walk in `cells/`.
+//! - What all offers of a decision share: `decision.rs`.
 //! - Formers: `batches.rs` for whole models and chains (`cut.rs` divides a backlog), `padded.rs`
 //!   for requests of different lengths, `cells.rs` for the steps of cells. How long a batch waits:
 //!   `waits_until` in `batches.rs`. Newcomers that catch up with a batch: `joining.rs`;
