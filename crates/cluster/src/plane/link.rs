@@ -1,11 +1,11 @@
-//! The sending side of a connection: messages are appended to one buffer, and a thread writes what
-//! has accumulated.
+//! The sending side of a connection: messages are appended to one buffer, and a thread or an event
+//! loop writes what has accumulated.
 //!
 //! So a loaded connection never has one write per request: during a write the next batch
-//! accumulates, and after it the thread waits until 50 µs have passed since the last write or
-//! enough bytes are there. A message on an idle connection is written immediately. A peer that does
-//! not read is disconnected once the buffer is full: no thread waits for it, and nothing is dropped
-//! silently.
+//! accumulates. A thread waits after it until 50 µs have passed since the last write or enough
+//! bytes are there; an event loop writes at most once per turn. A message on an idle connection is
+//! written immediately. A peer that does not read is disconnected once the buffer is full: no
+//! thread waits for it, and nothing is dropped silently.
 
 use super::transport::PeerAddress;
 use super::{ByteStream, Message, RECORD};
@@ -22,7 +22,7 @@ const BATCH_DELAY: Duration = Duration::from_micros(50);
 const BATCH_BYTES: usize = 256 * RECORD;
 
 /// Interval of keep-alive messages on an idle connection.
-const KEEP_ALIVE: Duration = Duration::from_millis(500);
+pub(super) const KEEP_ALIVE: Duration = Duration::from_millis(500);
 
 /// Capacity that the buffer keeps after a write; a larger one is freed.
 const MAX_KEPT_BYTES: usize = 1 << 20;
@@ -41,12 +41,17 @@ impl LinkBounds {
     pub const DATA: LinkBounds = LinkBounds { bytes: 1 << 30 };
 }
 
+/// Tells an event loop that a connection has something to write.
+pub(super) type WriteNotifier = Box<dyn Fn() + Send + Sync>;
+
 /// The sending side of a connection.
 pub struct PeerLink {
     stream: Arc<dyn ByteStream>,
     bounds: LinkBounds,
     buffer: Mutex<SendBuffer>,
     changed: Condvar,
+    /// Tells the event loop that there is something to write; `None` if a thread writes.
+    notifier: Option<WriteNotifier>,
     /// Signals that the connection has ended.
     ended: Condvar,
 }
@@ -60,6 +65,26 @@ struct SendBuffer {
     /// True while the writer sleeps until the first message; otherwise it wakes by itself, or when
     /// there are enough bytes.
     idle: bool,
+    /// True while the event loop knows that it has to look at the buffer.
+    notified: bool,
+}
+
+/// Bytes that an event loop has taken from the buffer, and the number of them that are written.
+#[derive(Default)]
+pub(super) struct OutgoingBytes {
+    bytes: Vec<u8>,
+    written: usize,
+}
+
+/// State of a connection after an event loop has written to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WriteState {
+    /// All is written, or the rest is for the next turn.
+    Open,
+    /// The socket takes no more now.
+    Blocked,
+    /// This side has ended the connection.
+    Closed,
 }
 
 impl PeerLink {
@@ -73,11 +98,20 @@ impl PeerLink {
 
     /// Starts a writer thread of this name on `stream`.
     pub fn start(stream: Arc<dyn ByteStream>, bounds: LinkBounds, name: &str) -> io::Result<Arc<PeerLink>> {
-        let (buffer, changed, ended) = (Mutex::default(), Condvar::new(), Condvar::new());
-        let link = Arc::new(PeerLink { stream, bounds, buffer, changed, ended });
+        let link = Arc::new(PeerLink::new(stream, bounds, None));
         let writer = Arc::clone(&link);
         thread::Builder::new().name(name.to_owned()).spawn(move || writer.write())?;
         Ok(link)
+    }
+
+    /// Returns a link whose bytes the event loop of this notifier writes.
+    pub(super) fn polled(stream: Arc<dyn ByteStream>, bounds: LinkBounds, notifier: WriteNotifier) -> Arc<PeerLink> {
+        Arc::new(PeerLink::new(stream, bounds, Some(notifier)))
+    }
+
+    fn new(stream: Arc<dyn ByteStream>, bounds: LinkBounds, notifier: Option<WriteNotifier>) -> PeerLink {
+        let (buffer, changed, ended) = (Mutex::default(), Condvar::new(), Condvar::new());
+        PeerLink { stream, bounds, buffer, changed, notifier, ended }
     }
 
     /// Enqueues a message. Does nothing once the connection has ended, which its reader detects.
@@ -92,7 +126,9 @@ impl PeerLink {
             tracing::warn!(%peer, "{peer} does not take what it is sent, and is given up");
             return self.end(&mut waiting);
         }
-        if waiting.idle || waiting.bytes.len() >= BATCH_BYTES {
+        if self.notifier.is_some() {
+            self.notify(&mut waiting);
+        } else if waiting.idle || waiting.bytes.len() >= BATCH_BYTES {
             waiting.idle = false;
             self.changed.notify_one();
         }
@@ -101,8 +137,9 @@ impl PeerLink {
     /// Ends the connection once the messages in the buffer are sent. Takes no further messages, and
     /// does not wait.
     pub fn finish(&self) {
-        self.buffer.lock().finishing = true;
-        self.changed.notify_one();
+        let mut waiting = self.buffer.lock();
+        waiting.finishing = true;
+        self.notify(&mut waiting);
     }
 
     /// Waits until the connection has ended, at most until `until`; it has then ended in any case.
@@ -125,8 +162,75 @@ impl PeerLink {
     fn end(&self, waiting: &mut SendBuffer) {
         (waiting.closed, waiting.bytes) = (true, Vec::new());
         self.stream.close();
-        self.changed.notify_one();
+        self.notify(waiting);
         self.ended.notify_all();
+    }
+
+    /// Wakes the writer.
+    fn notify(&self, waiting: &mut SendBuffer) {
+        match &self.notifier {
+            None => drop(self.changed.notify_one()),
+            Some(notifier) if !waiting.notified => {
+                waiting.notified = true;
+                notifier();
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// Writes what has accumulated, on the thread of the event loop. Bytes that come meanwhile are
+    /// for its next turn.
+    pub(super) fn write_pending(&self, out: &mut OutgoingBytes) -> io::Result<WriteState> {
+        if !self.write_taken(out)? {
+            return Ok(WriteState::Blocked);
+        }
+        let mut waiting = self.buffer.lock();
+        waiting.notified = false;
+        if waiting.closed {
+            return Ok(WriteState::Closed);
+        }
+        if waiting.bytes.is_empty() {
+            if waiting.finishing {
+                self.end(&mut waiting);
+            }
+            return Ok(WriteState::Open);
+        }
+        std::mem::swap(&mut waiting.bytes, &mut out.bytes);
+        drop(waiting);
+        if !self.write_taken(out)? {
+            return Ok(WriteState::Blocked);
+        }
+        let mut waiting = self.buffer.lock();
+        if waiting.finishing {
+            self.notify(&mut waiting);
+        }
+        Ok(WriteState::Open)
+    }
+
+    /// Writes the bytes that were taken from the buffer. Returns false if the socket takes no more.
+    fn write_taken(&self, out: &mut OutgoingBytes) -> io::Result<bool> {
+        loop {
+            match self.stream.try_write(&out.bytes[out.written..]) {
+                Ok(_) if out.written == out.bytes.len() => break,
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => out.written += written,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        out.written = 0;
+        out.bytes.clear();
+        out.bytes.shrink_to(MAX_KEPT_BYTES);
+        Ok(true)
+    }
+
+    /// Enqueues a keep-alive if nothing waits.
+    pub(super) fn keep_alive(&self) {
+        let is_idle = self.buffer.lock().bytes.is_empty();
+        if is_idle {
+            self.send(&Message::KeepAlive);
+        }
     }
 
     fn write(&self) {

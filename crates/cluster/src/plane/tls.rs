@@ -9,7 +9,7 @@
 //! it under a lock that is never held while the network is waited for, apart from the handshake. A
 //! second lock keeps encrypted records in order.
 
-use super::transport::{BoundListener, connect_tcp};
+use super::transport::{BoundListener, ReadBytes, connect_tcp};
 use super::{ByteStream, Listener, Transport};
 use crate::credentials;
 use parking_lot::Mutex;
@@ -22,6 +22,7 @@ use std::fmt::Display;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::ops::Range;
+use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -169,8 +170,8 @@ struct TlsByteStream {
     established: AtomicBool,
     /// Bytes that the reading thread has received and not decrypted.
     received: Mutex<ReceivedBytes>,
-    /// Encrypted records of the writing thread; the lock keeps them in order.
-    sending: Mutex<Vec<u8>>,
+    /// Encrypted records that are being sent; the lock keeps them in order.
+    sending: Mutex<EncryptedRecords>,
     /// The read timeout that the socket has.
     silence_ns: AtomicU64,
 }
@@ -178,6 +179,13 @@ struct TlsByteStream {
 struct ReceivedBytes {
     bytes: Box<[u8]>,
     left: Range<usize>,
+}
+
+/// Encrypted records, and the number of bytes of them that are sent.
+#[derive(Default)]
+struct EncryptedRecords {
+    bytes: Vec<u8>,
+    sent: usize,
 }
 
 impl TlsByteStream {
@@ -267,6 +275,31 @@ impl TlsByteStream {
         }
         Ok((filled > 0).then_some(filled))
     }
+
+    /// Reads and decrypts; `prepare` is called before each read of the socket.
+    fn read_decrypted(&self, into: &mut [u8], prepare: impl Fn() -> io::Result<()>) -> io::Result<usize> {
+        let mut received = self.received.lock();
+        loop {
+            if let Some(read) = self.decrypt(&mut received, into)? {
+                return Ok(read);
+            }
+            prepare()?;
+            let read = (&self.stream).read(&mut received.bytes)?;
+            if read == 0 {
+                return Ok(0);
+            }
+            received.left = 0..read;
+        }
+    }
+
+    fn encrypt(&self, bytes: &[u8], into: &mut Vec<u8>) -> io::Result<()> {
+        let mut connection = self.connection.lock();
+        connection.writer().write_all(bytes)?;
+        while connection.wants_write() {
+            connection.write_tls(into)?;
+        }
+        Ok(())
+    }
 }
 
 /// The fault of a peer that began without TLS.
@@ -279,34 +312,21 @@ fn refused(cause: &dyn Display) -> io::Error {
 impl ByteStream for TlsByteStream {
     fn read(&self, into: &mut [u8], silence: Duration) -> io::Result<usize> {
         self.establish()?;
-        let mut received = self.received.lock();
-        loop {
-            if let Some(read) = self.decrypt(&mut received, into)? {
-                return Ok(read);
-            }
+        self.read_decrypted(into, || {
             let silence_ns = silence.as_nanos() as u64;
             if self.silence_ns.swap(silence_ns, Ordering::Relaxed) != silence_ns {
                 self.stream.set_read_timeout(Some(silence))?;
             }
-            let read = (&self.stream).read(&mut received.bytes)?;
-            if read == 0 {
-                return Ok(0);
-            }
-            received.left = 0..read;
-        }
+            Ok(())
+        })
     }
 
     fn write_all(&self, bytes: &[u8]) -> io::Result<()> {
         self.establish()?;
-        let mut sending = self.sending.lock();
+        let EncryptedRecords { bytes: sending, .. } = &mut *self.sending.lock();
         for chunk in bytes.chunks(CHUNK) {
-            let mut connection = self.connection.lock();
-            connection.writer().write_all(chunk)?;
-            while connection.wants_write() {
-                connection.write_tls(&mut *sending)?;
-            }
-            drop(connection);
-            let sent = (&self.stream).write_all(&sending);
+            self.encrypt(chunk, sending)?;
+            let sent = (&self.stream).write_all(sending);
             sending.clear();
             sent?;
         }
@@ -321,137 +341,51 @@ impl ByteStream for TlsByteStream {
     fn peer(&self) -> Option<SocketAddr> {
         self.peer
     }
+
+    /// Waits for the end of the handshake, which an event loop could not.
+    fn set_polled(&self) -> io::Result<RawFd> {
+        self.establish()?;
+        self.stream.set_nonblocking(true)?;
+        Ok(self.stream.as_raw_fd())
+    }
+
+    fn try_read(&self, into: &mut [u8]) -> io::Result<ReadBytes> {
+        let number = self.read_decrypted(into, || Ok(()))?;
+        Ok(ReadBytes { number, more: true })
+    }
+
+    /// Encrypts a chunk only once the records of the last one are sent: so what is taken and not
+    /// sent is bounded.
+    fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        let mut sending = self.sending.lock();
+        sending.send(&self.stream)?;
+        let taken = &bytes[..bytes.len().min(CHUNK)];
+        if !taken.is_empty() {
+            self.encrypt(taken, &mut sending.bytes)?;
+            match sending.send(&self.stream) {
+                Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(taken.len())
+    }
+}
+
+impl EncryptedRecords {
+    /// Sends all bytes, or as many as go without waiting.
+    fn send(&mut self, mut stream: &TcpStream) -> io::Result<()> {
+        while self.sent < self.bytes.len() {
+            match stream.write(&self.bytes[self.sent..]) {
+                Ok(sent) => self.sent += sent,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.bytes.clear();
+        self.sent = 0;
+        Ok(())
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::Tcp;
-    use super::*;
-    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-    use std::fs;
-    use std::path::Path;
-    use std::thread;
-
-    const WAIT: Duration = Duration::from_secs(20);
-
-    fn authority() -> CertifiedIssuer<'static, KeyPair> {
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
-    }
-
-    /// Writes a certificate of `issuer` for `name`; its holder trusts `trusted`.
-    fn files(
-        folder: &Path,
-        issuer: &CertifiedIssuer<'static, KeyPair>,
-        name: &str,
-        trusted: &CertifiedIssuer<'static, KeyPair>,
-    ) -> PeerFiles {
-        let key = KeyPair::generate().unwrap();
-        let certificate = CertificateParams::new([name.to_owned()]).unwrap().signed_by(&key, issuer).unwrap();
-        let write = |file: &str, text: String| {
-            let path = folder.join(file);
-            fs::write(&path, text).unwrap();
-            path
-        };
-        fs::create_dir_all(folder).unwrap();
-        PeerFiles {
-            certificate: write("tls.crt", certificate.pem()),
-            key: write("tls.key", key.serialize_pem()),
-            authority: write("ca.crt", trusted.pem()),
-            name: "ripieno".to_owned(),
-        }
-    }
-
-    /// Sends a word each way between two transports; returns what the listener read, or why not.
-    fn exchange(from: &dyn Transport, to: &dyn Transport) -> io::Result<Vec<u8>> {
-        let listener = to.listen("127.0.0.1:0".parse().unwrap()).unwrap();
-        let stream = from.connect(&listener.address().to_string(), WAIT).unwrap();
-        let client = Arc::clone(&stream);
-        let asked = thread::spawn(move || {
-            client.write_all(b"hello")?;
-            client.read(&mut [0; 16], WAIT)
-        });
-        let accepted = listener.accept().unwrap().unwrap();
-        let mut word = [0; 16];
-        let heard = accepted.read(&mut word, WAIT).and_then(|read| {
-            accepted.write_all(b"you, too")?;
-            Ok(word[..read].to_vec())
-        });
-        accepted.close();
-        let asked = asked.join().unwrap();
-        stream.close();
-        let answered = matches!(asked, Ok(8));
-        assert_eq!(answered, heard.as_deref().is_ok_and(|heard| !heard.is_empty()), "{asked:?} {heard:?}");
-        heard
-    }
-
-    #[test]
-    fn only_roles_of_one_authority_and_name_speak() {
-        let folder = tempfile::tempdir().unwrap();
-        let (own, other) = (authority(), authority());
-        let open = |files: PeerFiles| MutualTls::open(files).unwrap();
-        let role = open(files(&folder.path().join("a"), &own, "ripieno", &own));
-        let peer = open(files(&folder.path().join("b"), &own, "ripieno", &own));
-        assert_eq!(exchange(&role, &peer).unwrap(), b"hello");
-        let named = open(files(&folder.path().join("c"), &own, "web.example.com", &own));
-        let foreign = open(files(&folder.path().join("d"), &other, "ripieno", &own));
-        for (who, stranger) in [("another name", &named), ("another authority", &foreign)] {
-            assert!(exchange(stranger, &peer).is_err(), "{who} may connect");
-            assert!(exchange(&role, stranger).is_err(), "{who} is connected to");
-        }
-        assert!(exchange(&Tcp, &peer).is_err(), "plain TCP may connect");
-    }
-
-    #[test]
-    fn large_messages_go_both_ways_concurrently() {
-        let folder = tempfile::tempdir().unwrap();
-        let own = authority();
-        let tls = MutualTls::open(files(folder.path(), &own, "ripieno", &own)).unwrap();
-        let listener = tls.listen("127.0.0.1:0".parse().unwrap()).unwrap();
-        let one = tls.connect(&listener.address().to_string(), WAIT).unwrap();
-        // The handshake needs both ends.
-        let accepting = thread::spawn(move || listener.accept().unwrap().unwrap());
-        let other = accepting.join().unwrap();
-        let bytes: Arc<[u8]> = (0..5_000_000_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-        let send = |stream: &Arc<dyn ByteStream>| {
-            let (stream, bytes) = (Arc::clone(stream), Arc::clone(&bytes));
-            thread::spawn(move || stream.write_all(&bytes).unwrap())
-        };
-        let receive = |stream: &Arc<dyn ByteStream>| {
-            let (stream, bytes) = (Arc::clone(stream), Arc::clone(&bytes));
-            thread::spawn(move || {
-                let (mut got, mut chunk) = (Vec::new(), vec![0; 70_000]);
-                while got.len() < bytes.len() {
-                    let read = stream.read(&mut chunk, WAIT).unwrap();
-                    assert!(read > 0, "closed after {}", got.len());
-                    got.extend_from_slice(&chunk[..read]);
-                }
-                assert!(got[..] == bytes[..]);
-            })
-        };
-        let threads = [send(&one), receive(&one), send(&other), receive(&other)];
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
-    }
-
-    #[test]
-    fn files_that_do_not_serve_are_named_and_changed_ones_are_read_again() {
-        let folder = tempfile::tempdir().unwrap();
-        let (own, next) = (authority(), authority());
-        let good = files(folder.path(), &own, "ripieno", &own);
-        let swapped = PeerFiles { key: good.certificate.clone(), ..good.clone() };
-        assert!(MutualTls::open(swapped).err().unwrap().contains("tls.crt: holds no private key"));
-        let missing = PeerFiles { authority: folder.path().join("no.crt"), ..good.clone() };
-        assert!(MutualTls::open(missing).err().unwrap().contains("no.crt: "));
-        let tls = MutualTls::open(good.clone()).unwrap();
-        let (served, before) = (|| good.current(&tls.loaded).server, good.current(&tls.loaded).server);
-        files(folder.path(), &next, "ripieno", &next);
-        assert!(Arc::ptr_eq(&before, &served()), "not looked at within the interval");
-        tls.loaded.lock().checked = Instant::now().checked_sub(RELOAD_INTERVAL).unwrap();
-        assert!(!Arc::ptr_eq(&before, &served()));
-        fs::write(&good.key, "").unwrap();
-        let kept = served();
-        tls.loaded.lock().checked = Instant::now().checked_sub(RELOAD_INTERVAL).unwrap();
-        assert!(Arc::ptr_eq(&kept, &served()), "half a change keeps the last good files");
-    }
-}
+pub(super) mod tests;

@@ -1,17 +1,18 @@
 //! The byte streams between machines: a trait, and TCP. TLS over it is in [`super::tls`].
 //!
-//! One thread reads a stream while another writes to it, and any thread may close it for both, so
-//! all methods take shared references.
+//! One thread reads a stream while another writes to it, or an event loop does both; any thread may
+//! close it for both. So all methods take shared references.
 
 use std::fmt::{self, Display};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Longest time that a write may block.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest time to wake a listener that is being closed.
 const WAKE_TIMEOUT: Duration = Duration::from_millis(100);
 
@@ -28,12 +29,15 @@ pub trait Transport: Send + Sync {
 /// system calls it a resource that is temporarily unavailable.
 pub(super) fn silence(error: io::Error, what: &str, waited: Duration) -> io::Error {
     match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => io::Error::new(
-            io::ErrorKind::TimedOut,
-            format!("the other side sent {what} for {} s", waited.as_secs_f64()),
-        ),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => silent(what, waited),
         _ => error,
     }
+}
+
+/// Returns the error of a peer that was silent for this time.
+pub(super) fn silent(what: &str, waited: Duration) -> io::Error {
+    let text = format!("the other side sent {what} for {} s", waited.as_secs_f64());
+    io::Error::new(io::ErrorKind::TimedOut, text)
 }
 
 /// An address in messages; of a peer that left before it was asked for, none is known.
@@ -73,6 +77,35 @@ pub trait ByteStream: Send + Sync {
 
     /// Returns the address of the peer.
     fn peer(&self) -> Option<SocketAddr>;
+
+    /// Prepares the stream for an event loop, and returns the socket to poll. From then on only
+    /// [`ByteStream::try_read`] and [`ByteStream::try_write`] are used. Fails if the stream needs a
+    /// thread.
+    fn set_polled(&self) -> io::Result<RawFd> {
+        Err(io::Error::new(io::ErrorKind::Unsupported, "this stream cannot be polled"))
+    }
+
+    /// Reads bytes that have arrived: none once the peer has closed. The error `WouldBlock` means
+    /// that there are none now.
+    fn try_read(&self, _into: &mut [u8]) -> io::Result<ReadBytes> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Takes as many bytes as can be sent without waiting, and returns their number; the error
+    /// `WouldBlock` means that none can. The stream may hold bytes that it has taken: a call
+    /// without bytes returns 0 once all are sent.
+    fn try_write(&self, _bytes: &[u8]) -> io::Result<usize> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+/// The bytes that a read without waiting has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadBytes {
+    /// Number of bytes.
+    pub number: usize,
+    /// False if no further bytes had arrived; an event tells of later ones.
+    pub more: bool,
 }
 
 /// TCP without Nagle's algorithm.
@@ -185,5 +218,19 @@ impl ByteStream for TcpByteStream {
 
     fn peer(&self) -> Option<SocketAddr> {
         self.peer
+    }
+
+    fn set_polled(&self) -> io::Result<RawFd> {
+        self.stream.set_nonblocking(true)?;
+        Ok(self.stream.as_raw_fd())
+    }
+
+    fn try_read(&self, into: &mut [u8]) -> io::Result<ReadBytes> {
+        let number = (&self.stream).read(into)?;
+        Ok(ReadBytes { number, more: number == into.len() })
+    }
+
+    fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.is_empty() { Ok(0) } else { (&self.stream).write(bytes) }
     }
 }

@@ -2,13 +2,13 @@
 //! time when it has all models of the sub-cluster until its connection ends.
 
 use super::device::{BackendDelays, RemoteExecutor, RemoteState};
-use super::refusals::NotAccepted;
+use super::refusals::RegistrationError;
 use super::sub_clusters::{SubClusterEngine, SubClusters};
 use super::{BackendHolding, ConnectedPeers, SchedulerShared, unexpected};
 use crate::handover::ProcessId;
 use crate::offer::{BackendOffer, OfferList, decode_offer};
 use crate::placement::PlacementPlan;
-use crate::plane::{DecodeError, Message, MessageReader, PeerAddress, PeerLink, Role, RunningReport};
+use crate::plane::{DecodeError, Message, PeerAddress, PeerLink, Role, RunningReport};
 use crate::random_id;
 use parking_lot::Mutex;
 use ripieno_base::DeviceId;
@@ -157,85 +157,87 @@ impl BackendPeer {
     }
 }
 
-impl SchedulerShared {
-    pub(super) fn serve_backend(
-        self: &Arc<SchedulerShared>,
-        link: &Arc<PeerLink>,
-        reader: &mut MessageReader,
-    ) -> io::Result<()> {
-        let (depth, offer) = loop {
-            match reader.read()? {
-                Message::KeepAlive => {}
-                Message::RegisterBackend { depth, models } => break (depth as usize, decode_offer(&models)),
-                other => return Err(unexpected(&other)),
+/// The connection of a registered backend.
+pub(super) struct BackendConnection {
+    process: ProcessId,
+    link: Arc<PeerLink>,
+    executor: Arc<RemoteExecutor>,
+}
+
+impl BackendConnection {
+    /// Handles a message that never waits; returns any other one.
+    pub(super) fn try_handle(&mut self, message: Message, holds_next: bool) -> io::Result<Option<Message>> {
+        match (message, self.executor.opened()) {
+            (Message::TaskEnd(ended), Some(device)) => {
+                device.on_end(ended, holds_next)?;
+                Ok(None)
             }
-        };
-        let process = ProcessId(random_id());
-        let registered = offer.and_then(|offer| self.register_backend(process, link, depth, offer));
-        let executor = match registered {
-            Ok(executor) => executor,
-            Err(cause) => {
-                if self.refusals.note(link.peer(), &cause, true) {
-                    tracing::warn!("the backend at {} is refused: {cause}", PeerAddress(link.peer()));
-                }
-                link.send(&Message::Refused(cause.clone()));
-                // The backend closes the connection when it has read the reason.
-                while reader.read().is_ok() {}
-                return Err(NotAccepted::error(&cause));
+            (other, _) => Ok(Some(other)),
+        }
+    }
+
+    pub(super) fn handle(&mut self, shared: &SchedulerShared, message: Message, holds_next: bool) -> io::Result<()> {
+        let process = self.process;
+        match (message, self.executor.opened()) {
+            (Message::TaskEnd(ended), Some(device)) => device.on_end(ended, holds_next)?,
+            (Message::Leave, _) => shared.on_leave(process),
+            (Message::Offer(models), _) => shared.on_offer(process, decode_offer(&models).map_err(DecodeError)?),
+            (Message::LoadCallEnd(call, failure), _) => shared.on_call_end(process, call, failure),
+            (Message::Fenced(epoch), _) => shared.update(|machine, now, out| machine.on_epoch(now, epoch, out)),
+            (Message::Report(RunningReport { stamp, revision, held }), _) => {
+                let place = shared.peers.lock().backends.get(&process).map_or(0, |backend| backend.place);
+                let from = (process, place);
+                shared.update(|machine, now, out| machine.on_report(now, from, stamp, revision, &held, out));
+                shared.broadcast_device_count();
             }
-        };
-        self.update(|machine, now, out| machine.on_member(now, process, Role::Backend, out));
-        let ended = self.listen_to_backend(process, link, &executor, reader);
-        link.close();
-        let mut peers = self.peers.lock();
+            (other, _) => {
+                tracing::debug!(peer = ?self.link.peer(), "a message that a backend does not send now");
+                return Err(unexpected(&other));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn on_end(self, shared: &SchedulerShared) {
+        let BackendConnection { process, link, .. } = self;
+        let mut peers = shared.peers.lock();
         let gone = peers.backends.remove(&process);
         // What it alone lacked is served now.
-        let changes = self.reconcile(&mut peers);
+        let changes = shared.reconcile(&mut peers);
         drop(peers);
         // A scheduler that closes keeps its requests: the next primary receives them from the
         // frontends, which must not be told that they were lost with their device.
-        let lost = gone.as_ref().and_then(BackendPeer::device).filter(|_| !self.closed.load(Ordering::SeqCst));
+        let lost = gone.as_ref().and_then(BackendPeer::device).filter(|_| !shared.closed.load(Ordering::SeqCst));
         if let Some(device) = lost {
             let (address, device_id) = (PeerAddress(link.peer()), device.id.0);
             tracing::warn!(device = device_id, %address, "backend {address} has gone, and device {device_id} with it");
             device.leave(true);
         }
-        self.carry_out(changes);
-        self.placing.note_change();
-        self.drop_from_calls(process);
-        self.update(|machine, now, out| machine.on_lost(now, process, out));
-        self.broadcast_device_count();
-        ended
+        shared.carry_out(changes);
+        shared.placing.note_change();
+        shared.drop_from_calls(process);
+        shared.update(|machine, now, out| machine.on_lost(now, process, out));
+        shared.broadcast_device_count();
     }
+}
 
-    /// Handles a backend's messages until its connection ends.
-    fn listen_to_backend(
+impl SchedulerShared {
+    pub(super) fn connect_backend(
         &self,
-        process: ProcessId,
-        link: &PeerLink,
-        executor: &RemoteExecutor,
-        reader: &mut MessageReader,
-    ) -> io::Result<()> {
-        loop {
-            match (reader.read()?, executor.opened()) {
-                (Message::KeepAlive, _) => {}
-                (Message::TaskEnd(ended), Some(device)) => device.on_end(ended, reader.has_next())?,
-                (Message::Leave, _) => self.on_leave(process),
-                (Message::Offer(models), _) => self.on_offer(process, decode_offer(&models).map_err(DecodeError)?),
-                (Message::LoadCallEnd(call, failure), _) => self.on_call_end(process, call, failure),
-                (Message::Fenced(epoch), _) => self.update(|machine, now, out| machine.on_epoch(now, epoch, out)),
-                (Message::Report(RunningReport { stamp, revision, held }), _) => {
-                    let place = self.peers.lock().backends.get(&process).map_or(0, |backend| backend.place);
-                    let from = (process, place);
-                    self.update(|machine, now, out| machine.on_report(now, from, stamp, revision, &held, out));
-                    self.broadcast_device_count();
-                }
-                (other, _) => {
-                    tracing::debug!(peer = ?link.peer(), "a message that a backend does not send now");
-                    return Err(unexpected(&other));
-                }
+        link: &Arc<PeerLink>,
+        depth: usize,
+        models: &[u8],
+    ) -> Result<BackendConnection, RegistrationError> {
+        let process = ProcessId(random_id());
+        let registered = decode_offer(models).and_then(|offer| self.register_backend(process, link, depth, offer));
+        let executor = registered.map_err(|cause| {
+            if self.refusals.note(link.peer(), &cause, true) {
+                tracing::warn!("the backend at {} is refused: {cause}", PeerAddress(link.peer()));
             }
-        }
+            RegistrationError::Refused(cause)
+        })?;
+        self.update(|machine, now, out| machine.on_member(now, process, Role::Backend, out));
+        Ok(BackendConnection { process, link: Arc::clone(link), executor })
     }
 
     fn on_leave(&self, process: ProcessId) {

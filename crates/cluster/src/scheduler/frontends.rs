@@ -1,13 +1,14 @@
 //! The frontends as a scheduler sees them: each submits requests of its clients, and receives their
 //! results.
 
+use super::refusals::RegistrationError;
 use super::sub_clusters::{SubClusters, split};
 use super::{SchedulerShared, unexpected};
 use crate::handover::{ProcessId, RequestId};
 use crate::placement::MAX_SUB_CLUSTERS;
-use crate::plane::{DecodeError, Message, MessageReader, PeerLink, RequestEnd, RequestHeader, Role};
+use crate::plane::{DecodeError, Message, PeerLink, RequestEnd, RequestHeader, Role};
 use parking_lot::Mutex;
-use ripieno_base::Nanos;
+use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::RemoteRows;
 use ripieno_model::{Extent, Graph};
 use ripieno_runtime::{Failure, JobOutput, JobResult, RemoteJob, Ticket};
@@ -66,30 +67,54 @@ impl FrontendRequests {
     }
 }
 
-impl SchedulerShared {
-    pub(super) fn serve_frontend(
-        self: &Arc<SchedulerShared>,
-        link: &Arc<PeerLink>,
-        (peer, revision): (Option<SocketAddr>, u16),
-        reader: &mut MessageReader,
-    ) -> io::Result<()> {
-        let frontend = loop {
-            match reader.read()? {
-                Message::KeepAlive => {}
-                Message::RegisterFrontend(id, address) => {
-                    let address = reachable(address, peer);
-                    let (link, requests) = (Arc::clone(link), Mutex::default());
-                    break Arc::new(FrontendPeer { id, link, revision, address, requests });
-                }
-                other => return Err(unexpected(&other)),
+/// The connection of a registered frontend.
+pub(super) struct FrontendConnection {
+    frontend: Arc<FrontendPeer>,
+    batch: SubmitBatch,
+}
+
+impl FrontendConnection {
+    /// Handles a message that never waits; returns any other one.
+    pub(super) fn try_handle(&mut self, shared: &SchedulerShared, message: Message) -> io::Result<Option<Message>> {
+        let submits = |model| shared.leadership.is_open() && self.batch.knows(model);
+        match message {
+            Message::Submit(header) if submits(header.model) => {
+                self.batch.submit(shared, &self.frontend, Submission { header, graph: None })?;
             }
-        };
-        tracing::info!(frontend = frontend.id, address = frontend.address, "a frontend has come");
-        self.register_frontend(&frontend)?;
-        let process = ProcessId(u64::from(frontend.id));
-        self.update(|machine, now, out| machine.on_member(now, process, Role::Frontend, out));
-        let ended = self.serve_messages(&frontend, reader);
-        self.unregister_frontend(&frontend);
+            Message::SubmitGraph(header, graph) if submits(header.model) => {
+                self.batch.submit(shared, &self.frontend, Submission { header, graph: Some(graph) })?;
+            }
+            Message::CancelRequest(request) if !self.frontend.has_parked(request) => {
+                shared.cancel_request(&self.frontend, request);
+            }
+            other => return Ok(Some(other)),
+        }
+        Ok(None)
+    }
+
+    pub(super) fn handle(&mut self, shared: &SchedulerShared, message: Message) -> io::Result<()> {
+        let FrontendConnection { frontend, batch } = self;
+        match message {
+            Message::Submit(header) => shared.on_submission(frontend, Submission { header, graph: None }, batch)?,
+            Message::SubmitGraph(header, graph) => {
+                shared.on_submission(frontend, Submission { header, graph: Some(graph) }, batch)?;
+            }
+            Message::CancelRequest(request) => shared.cancel_request(frontend, request),
+            Message::LoadCall(call) => shared.begin_call(&frontend.link, call),
+            Message::Fenced(epoch) => shared.update(|machine, now, out| machine.on_epoch(now, epoch, out)),
+            other => return Err(unexpected(&other)),
+        }
+        Ok(())
+    }
+
+    /// Wakes the engines for the requests so far, before more is waited for.
+    pub(super) fn on_pause(&mut self) {
+        self.batch.wake_engines();
+    }
+
+    pub(super) fn on_end(self, shared: &SchedulerShared) {
+        let FrontendConnection { frontend, .. } = self;
+        shared.unregister_frontend(&frontend);
         // The frontend is gone, so no client waits for them.
         let left: Vec<SubmittedRequest> = frontend.requests.lock().by_number.drain().map(|(_, place)| place).collect();
         for state in &left {
@@ -97,20 +122,43 @@ impl SchedulerShared {
                 ticket.cancel();
             }
         }
-        ended
+    }
+}
+
+impl FrontendPeer {
+    fn has_parked(&self, request: u64) -> bool {
+        matches!(self.requests.lock().by_number.get(&request), Some(SubmittedRequest::Parked(..)))
+    }
+}
+
+impl SchedulerShared {
+    pub(super) fn connect_frontend(
+        &self,
+        link: &Arc<PeerLink>,
+        id: u32,
+        address: String,
+        revision: u16,
+    ) -> Result<FrontendConnection, RegistrationError> {
+        let address = reachable(address, link.peer());
+        let (link, requests) = (Arc::clone(link), Mutex::default());
+        let frontend = Arc::new(FrontendPeer { id, link, revision, address, requests });
+        tracing::info!(frontend = frontend.id, address = frontend.address, "a frontend has come");
+        self.register_frontend(&frontend)?;
+        let process = ProcessId(u64::from(frontend.id));
+        self.update(|machine, now, out| machine.on_member(now, process, Role::Frontend, out));
+        Ok(FrontendConnection { frontend, batch: SubmitBatch::default() })
     }
 
     /// Registers a frontend: announces it to the backends before any request of it arrives, and
     /// sends it the models.
-    fn register_frontend(&self, frontend: &Arc<FrontendPeer>) -> io::Result<()> {
+    fn register_frontend(&self, frontend: &Arc<FrontendPeer>) -> Result<(), RegistrationError> {
         let mut peers = self.peers.lock();
         match peers.frontends.get(&frontend.id) {
             // The frontend has reconnected, and its earlier connection has not ended here.
             Some(known) if known.address == frontend.address => known.link.close(),
             Some(_) => {
                 let cause = "another frontend has its number; start it anew";
-                frontend.link.send(&Message::Refused(cause.to_owned()));
-                return Err(io::Error::other(cause));
+                return Err(RegistrationError::Refused(cause.to_owned()));
             }
             None => {}
         }
@@ -131,29 +179,6 @@ impl SchedulerShared {
             drop(peers);
             let process = ProcessId(u64::from(frontend.id));
             self.update(|machine, now, out| machine.on_lost(now, process, out));
-        }
-    }
-
-    fn serve_messages(&self, frontend: &Arc<FrontendPeer>, reader: &mut MessageReader) -> io::Result<()> {
-        let mut left = SubmitBatch::default();
-        loop {
-            // Before this thread waits for more, the engines are woken for the requests so far.
-            if !reader.has_next() {
-                left.wake_engines();
-            }
-            match reader.read()? {
-                Message::KeepAlive => {}
-                Message::Submit(header) => {
-                    self.on_submission(frontend, Submission { header, graph: None }, &mut left)?
-                }
-                Message::SubmitGraph(header, graph) => {
-                    self.on_submission(frontend, Submission { header, graph: Some(graph) }, &mut left)?
-                }
-                Message::CancelRequest(request) => self.cancel_request(frontend, request),
-                Message::LoadCall(call) => self.begin_call(&frontend.link, call),
-                Message::Fenced(epoch) => self.update(|machine, now, out| machine.on_epoch(now, epoch, out)),
-                other => return Err(unexpected(&other)),
-            }
         }
     }
 
@@ -228,6 +253,11 @@ struct SubmitBatch {
 }
 
 impl SubmitBatch {
+    /// Returns true if the sub-cluster of a model is known without a look at the peers.
+    fn knows(&self, model: ModelId) -> bool {
+        self.sub_clusters.get(split(model).0).is_some()
+    }
+
     /// Submits a request to its engine directly, as happens most of the time.
     fn submit(&mut self, shared: &SchedulerShared, frontend: &Arc<FrontendPeer>, ask: Submission) -> io::Result<()> {
         let (at, _) = split(ask.header.model);

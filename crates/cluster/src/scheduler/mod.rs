@@ -7,12 +7,13 @@
 //! A plan divides models and backends into sub-clusters, each with an engine ([`sub_clusters`],
 //! [`placing`]); without a plan there is one. A scheduler that becomes the primary claims all
 //! backends. Each is a device of its engine from the time when nothing of earlier epochs runs on it
-//! until its connection ends. Each connection
-//! has a reader thread; outgoing messages are enqueued in its [`PeerLink`]. One lock guards the set
-//! of peers, so that a backend learns of each frontend before it receives a request of it.
+//! until its connection ends. Event loops read and write all connections ([`connections`]);
+//! outgoing messages are enqueued in a [`PeerLink`]. One lock guards the set of peers, so that a
+//! backend learns of each frontend before it receives a request of it.
 
 mod backends;
 mod calls;
+mod connections;
 mod delay_planning;
 mod device;
 mod frontends;
@@ -26,13 +27,10 @@ mod store_thread;
 mod sub_clusters;
 
 use crate::handover::store::EpochStore;
-use crate::handover::{Epoch, ProcessId, Timing};
+use crate::handover::{ProcessId, Timing};
 use crate::offer::{OfferList, OfferedModel, encode_served};
 use crate::placement::{PlacementPlan, PlannedSubCluster};
-use crate::plane::{
-    ByteStream, CELLS, DecodeError, Handshake, LinkBounds, Listener, Message, MessageReader, PeerAddress, PeerLink,
-    Role, Transport, accept_handshake,
-};
+use crate::plane::{CELLS, DecodeError, HandlerQueue, Listener, Message, PeerAddress, PeerLink, Pollers, Transport};
 use crate::random_id;
 use backends::BackendPeer;
 use calls::ModelCallTable;
@@ -41,7 +39,7 @@ use frontends::FrontendPeer;
 use leadership::Leadership;
 use parking_lot::Mutex;
 use placing::PlacementTimer;
-use refusals::{NotAccepted, Refusals};
+use refusals::Refusals;
 use ripieno_base::DeviceId;
 use ripieno_runtime::{DeviceState, Engine, NetworkDelay};
 use std::collections::{BTreeMap, BTreeSet};
@@ -50,12 +48,8 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
-use std::time::Duration;
 pub use sub_clusters::ServedCluster;
 use sub_clusters::{SubClusters, split};
-
-/// The largest number of connections.
-const MAX_PEERS: usize = 4096;
 
 /// An engine without devices, and the depth that its devices need.
 pub struct StartedEngine {
@@ -128,6 +122,10 @@ struct SchedulerShared {
     leadership: Leadership,
     peers: Mutex<ConnectedPeers>,
     calls: Mutex<ModelCallTable>,
+    /// Read and write the connections.
+    pollers: Pollers,
+    /// Messages of accepted connections whose handling may wait.
+    queue: Arc<HandlerQueue>,
     placing: PlacementTimer,
     connections: AtomicUsize,
     refusals: Refusals,
@@ -165,6 +163,7 @@ impl ClusterScheduler {
         let awaits_plan = plan != InitialPlan::Whole;
         let plan = if let InitialPlan::Given(plan) = plan { Some(plan) } else { None };
         let peers = ConnectedPeers { awaits_plan, effective: plan.clone(), plan, ..ConnectedPeers::default() };
+        let (pollers, queue) = (Pollers::start("scheduler-poll")?, Arc::<HandlerQueue>::default());
         let shared = Arc::new_cyclic(|own| SchedulerShared {
             own: own.clone(),
             start,
@@ -173,6 +172,8 @@ impl ClusterScheduler {
             peers: Mutex::new(peers),
             placing: PlacementTimer::default(),
             calls: Mutex::default(),
+            pollers,
+            queue: Arc::clone(&queue),
             connections: AtomicUsize::new(0),
             refusals: Refusals::default(),
             had_spare: AtomicBool::new(false),
@@ -181,6 +182,7 @@ impl ClusterScheduler {
         shared.start_election(store)?;
         shared.start_placing()?;
         shared.start_delay_planning()?;
+        thread::Builder::new().name("scheduler-peers".to_owned()).spawn(move || queue.run())?;
         let (accepting, owner) = (Arc::clone(&listener), Arc::clone(&shared));
         thread::Builder::new()
             .name("scheduler-accept".to_owned())
@@ -285,6 +287,8 @@ impl ClusterScheduler {
         self.shared.placing.close();
         self.listener.close();
         self.shared.peers.lock().links.iter().for_each(|link| link.close());
+        self.shared.pollers.close();
+        self.shared.queue.close();
     }
 }
 
@@ -295,70 +299,6 @@ impl Drop for ClusterScheduler {
 }
 
 impl SchedulerShared {
-    fn accept_connections(self: Arc<SchedulerShared>, listener: &dyn Listener) {
-        loop {
-            match listener.accept() {
-                Ok(Some(stream)) => self.spawn_connection(stream),
-                Ok(None) => return,
-                Err(error) => {
-                    tracing::warn!(%error, "a connection could not be taken");
-                    thread::sleep(Duration::from_millis(100));
-                }
-            }
-        }
-    }
-
-    /// Serves a connection on a thread of its own.
-    fn spawn_connection(self: &Arc<SchedulerShared>, stream: Arc<dyn ByteStream>) {
-        if self.connections.fetch_add(1, Ordering::Relaxed) >= MAX_PEERS {
-            self.connections.fetch_sub(1, Ordering::Relaxed);
-            return stream.close();
-        }
-        let shared = Arc::clone(self);
-        let serve = move || {
-            let peer = PeerAddress(stream.peer());
-            if let Err(error) = shared.serve(&stream) {
-                let again = error.get_ref().is_some_and(|cause| cause.is::<NotAccepted>())
-                    && !shared.refusals.note(peer.0, &error.to_string(), false);
-                if !again {
-                    tracing::info!(%peer, "the connection of {peer} has ended: {error}");
-                }
-            }
-            stream.close();
-            shared.connections.fetch_sub(1, Ordering::Relaxed);
-        };
-        if let Err(error) = thread::Builder::new().name("scheduler-peer".to_owned()).spawn(serve) {
-            tracing::error!(%error, "no thread for a connection");
-        }
-    }
-
-    fn serve(self: &Arc<SchedulerShared>, stream: &Arc<dyn ByteStream>) -> io::Result<()> {
-        let own = Handshake::new(Role::Scheduler, self.leadership.epoch());
-        let all = [Role::Frontend, Role::Scheduler, Role::Backend];
-        let greeting = accept_handshake(&**stream, own, &all).map_err(|error| NotAccepted::error(&error))?;
-        self.update(|machine, now, out| machine.on_epoch(now, Epoch(greeting.epoch), out));
-        let link = PeerLink::start(Arc::clone(stream), LinkBounds::CONTROL, "scheduler-send")?;
-        let mut reader = MessageReader::new(Arc::clone(stream), PeerLink::MAX_SILENCE);
-        self.register_link(&link);
-        let outcome = match greeting.role {
-            Role::Backend => self.serve_backend(&link, &mut reader),
-            Role::Frontend => self.serve_frontend(&link, (stream.peer(), greeting.revision), &mut reader),
-            Role::Scheduler => self.serve_scheduler(&link, &mut reader),
-        };
-        link.close();
-        self.peers.lock().links.retain(|other| !Arc::ptr_eq(other, &link));
-        outcome
-    }
-
-    /// Registers a connection, so that [`ClusterScheduler::close`] closes it.
-    fn register_link(&self, link: &Arc<PeerLink>) {
-        let mut peers = self.peers.lock();
-        peers.links.push(Arc::clone(link));
-        if self.closed.load(Ordering::Relaxed) {
-            link.close();
-        }
-    }
-
     /// Sends the number of serving devices to all frontends.
     fn broadcast_device_count(&self) {
         let peers = self.peers.lock();

@@ -27,6 +27,20 @@ impl NotAccepted {
     }
 }
 
+/// A process whose registration was refused.
+pub(super) enum RegistrationError {
+    /// The connection ends.
+    Io(io::Error),
+    /// The peer learns of this reason, and closes the connection.
+    Refused(String),
+}
+
+impl From<io::Error> for RegistrationError {
+    fn from(error: io::Error) -> RegistrationError {
+        RegistrationError::Io(error)
+    }
+}
+
 /// The refusals of the last seconds.
 #[derive(Default)]
 pub(super) struct Refusals(Mutex<VecDeque<Refusal>>);

@@ -5,14 +5,16 @@ use super::SchedulerShared;
 use crate::handover::ProcessId;
 use crate::handover::store::EpochEntry;
 use crate::plane::{
-    ByteStream, Handshake, HandshakeError, LinkBounds, Message, MessageReader, PeerLink, Role, Transport,
+    ConnectionHandler, HandlerQueue, Handshake, HandshakeError, LinkBounds, Message, PeerLink, Role, Transport,
     connect_handshake,
 };
+use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
+use thiserror::Error;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const RECONNECT_MIN: Duration = Duration::from_millis(50);
@@ -55,75 +57,111 @@ impl SchedulerShared {
         let stream = transport.connect(address, CONNECT_TIMEOUT)?;
         let own = Handshake::new(Role::Scheduler, self.leadership.epoch());
         connect_handshake(&*stream, own, Role::Scheduler).inspect_err(|_| stream.close())?;
-        let link = PeerLink::start(Arc::clone(&stream), LinkBounds::CONTROL, "scheduler-send")?;
+        let connection = self.pollers.prepare(stream, LinkBounds::CONTROL);
+        let link = Arc::clone(connection.link());
         link.send(&Message::Peer(self.leadership.me));
-        let ended = self.receive_heartbeats(&link, stream, other);
-        link.close();
-        Ok(ended?)
+        let Some(shared) = self.own.upgrade() else { return Ok(()) };
+        let (outcome, queue) = (Arc::<Mutex<HeartbeatsOutcome>>::default(), Arc::<HandlerQueue>::default());
+        let source = HeartbeatSource { shared, link, queue: Arc::clone(&queue), outcome: Arc::clone(&outcome) };
+        connection.serve(&queue, Box::new(source));
+        queue.run();
+        let HeartbeatsOutcome { process, ended } = std::mem::take(&mut *outcome.lock());
+        *other = process;
+        ended.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    fn receive_heartbeats(
-        &self,
-        link: &PeerLink,
-        stream: Arc<dyn ByteStream>,
-        other: &mut Option<ProcessId>,
-    ) -> io::Result<()> {
-        let mut reader = MessageReader::new(stream, PeerLink::MAX_SILENCE);
-        loop {
-            match reader.read()? {
-                Message::KeepAlive => {}
-                Message::Peer(process) if process == self.leadership.me => return Ok(()),
-                Message::Peer(process) => *other = Some(process),
-                Message::Heartbeat(epoch, process, reach) => {
-                    *other = Some(process);
-                    let known = self.update(|machine, now, out| {
-                        machine.on_heartbeat(now, EpochEntry { epoch, holder: process }, reach, out);
-                        machine.known()
-                    });
-                    if epoch < known {
-                        link.send(&Message::Fenced(known));
-                    }
-                }
-                Message::Fenced(epoch) => self.update(|machine, now, out| machine.on_epoch(now, epoch, out)),
-                other => return Err(super::unexpected(&other)),
-            }
-        }
-    }
-
-    /// Serves the connection of a scheduler that receives heartbeats from this one.
-    pub(super) fn serve_scheduler(&self, link: &Arc<PeerLink>, reader: &mut MessageReader) -> io::Result<()> {
-        let process = loop {
-            match reader.read()? {
-                Message::KeepAlive => {}
-                Message::Peer(process) => break process,
-                other => return Err(super::unexpected(&other)),
-            }
-        };
+    /// Registers a scheduler that receives heartbeats from this one.
+    pub(super) fn connect_spare(&self, link: &Arc<PeerLink>, process: ProcessId) -> SpareConnection {
         link.send(&Message::Peer(self.leadership.me));
         if process != self.leadership.me {
             self.peers.lock().schedulers.insert(process, Arc::clone(link));
             self.had_spare.store(true, Ordering::Relaxed);
             self.update(|machine, now, out| machine.on_member(now, process, Role::Scheduler, out));
         }
-        let Err(ended) = self.receive_from_spare(reader);
-        let mut peers = self.peers.lock();
+        SpareConnection { process, link: Arc::clone(link) }
+    }
+}
+
+/// The connection of a scheduler that receives heartbeats from this one.
+pub(super) struct SpareConnection {
+    process: ProcessId,
+    link: Arc<PeerLink>,
+}
+
+impl SpareConnection {
+    pub(super) fn handle(shared: &SchedulerShared, message: Message) -> io::Result<()> {
+        match message {
+            Message::Fenced(epoch) => shared.update(|machine, now, out| machine.on_epoch(now, epoch, out)),
+            other => return Err(super::unexpected(&other)),
+        }
+        Ok(())
+    }
+
+    pub(super) fn on_end(self, shared: &SchedulerShared) {
+        let SpareConnection { process, link } = self;
+        let mut peers = shared.peers.lock();
         // It may have reconnected meanwhile.
-        let own = peers.schedulers.get(&process).is_some_and(|known| Arc::ptr_eq(known, link));
+        let own = peers.schedulers.get(&process).is_some_and(|known| Arc::ptr_eq(known, &link));
         if own {
             peers.schedulers.remove(&process);
             drop(peers);
-            self.update(|machine, _, _| machine.on_listener_lost(process));
-        }
-        Err(ended)
-    }
-
-    fn receive_from_spare(&self, reader: &mut MessageReader) -> io::Result<std::convert::Infallible> {
-        loop {
-            match reader.read()? {
-                Message::KeepAlive => {}
-                Message::Fenced(epoch) => self.update(|machine, now, out| machine.on_epoch(now, epoch, out)),
-                other => return Err(super::unexpected(&other)),
-            }
+            shared.update(|machine, _, _| machine.on_listener_lost(process));
         }
     }
 }
+
+/// The connection to another scheduler, whose heartbeats arrive here. Its messages are handled by
+/// the thread that has made the connection: no handler of another connection delays a heartbeat.
+struct HeartbeatSource {
+    shared: Arc<SchedulerShared>,
+    link: Arc<PeerLink>,
+    queue: Arc<HandlerQueue>,
+    outcome: Arc<Mutex<HeartbeatsOutcome>>,
+}
+
+/// The result of a connection to another scheduler.
+#[derive(Default)]
+struct HeartbeatsOutcome {
+    /// The other scheduler, once it has said its id.
+    process: Option<ProcessId>,
+    /// The reason for which the connection has ended; `None` if the other side is this scheduler.
+    ended: Option<io::Error>,
+}
+
+impl ConnectionHandler for HeartbeatSource {
+    fn try_handle(&mut self, message: Message, _: bool) -> io::Result<Option<Message>> {
+        Ok(Some(message))
+    }
+
+    fn handle(&mut self, message: Message, _: bool) -> io::Result<()> {
+        let HeartbeatSource { shared, link, outcome, .. } = self;
+        match message {
+            Message::Peer(process) if process == shared.leadership.me => return Err(io::Error::other(OwnConnection)),
+            Message::Peer(process) => outcome.lock().process = Some(process),
+            Message::Heartbeat(epoch, process, reach) => {
+                outcome.lock().process = Some(process);
+                let known = shared.update(|machine, now, out| {
+                    machine.on_heartbeat(now, EpochEntry { epoch, holder: process }, reach, out);
+                    machine.known()
+                });
+                if epoch < known {
+                    link.send(&Message::Fenced(known));
+                }
+            }
+            Message::Fenced(epoch) => shared.update(|machine, now, out| machine.on_epoch(now, epoch, out)),
+            other => return Err(super::unexpected(&other)),
+        }
+        Ok(())
+    }
+
+    fn on_end(self: Box<Self>, error: io::Error) {
+        let is_own = error.get_ref().is_some_and(|cause| cause.is::<OwnConnection>());
+        self.outcome.lock().ended = (!is_own).then_some(error);
+        self.queue.close();
+    }
+}
+
+/// The end of a connection that this scheduler has made to itself.
+#[derive(Debug, Error)]
+#[error("this scheduler has connected to itself")]
+struct OwnConnection;

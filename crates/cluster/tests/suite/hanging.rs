@@ -30,6 +30,11 @@ impl Gate {
         self.opened.notify_all();
     }
 
+    /// Returns true once a thread has come to it.
+    pub(crate) fn has_been_reached(&self) -> bool {
+        self.reached.load(Ordering::SeqCst) > 0
+    }
+
     /// Waits while it is closed.
     pub(crate) fn pass(&self) {
         self.reached.fetch_add(1, Ordering::SeqCst);

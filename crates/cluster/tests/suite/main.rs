@@ -2,6 +2,7 @@
 
 mod answers;
 mod common;
+mod connections;
 mod delays;
 mod faults;
 mod hanging;

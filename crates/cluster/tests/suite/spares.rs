@@ -49,23 +49,29 @@ impl Cut {
     }
 }
 
-struct CutStream(Arc<dyn ByteStream>, Cut);
 struct CutListener(Arc<dyn Listener>, Cut);
 
-impl ByteStream for CutStream {
-    fn read(&self, into: &mut [u8], silence: Duration) -> io::Result<usize> {
-        let read = self.0.read(into, silence)?;
-        self.1.pass(silence).map(|()| read)
-    }
-    fn write_all(&self, bytes: &[u8]) -> io::Result<()> {
-        self.1.pass(SAFETY)?;
-        self.0.write_all(bytes)
-    }
-    fn close(&self) {
-        self.0.close();
-    }
-    fn peer(&self) -> Option<SocketAddr> {
-        self.0.peer()
+impl Cut {
+    /// Returns a connection of its own to relay threads, which pass bytes to and from `stream`
+    /// while there is no cut.
+    fn relay(&self, stream: Arc<dyn ByteStream>) -> io::Result<Arc<dyn ByteStream>> {
+        let listener = Tcp.listen(anywhere())?;
+        let near = Tcp.connect(&listener.address().to_string(), SAFETY)?;
+        let far = listener.accept()?.ok_or(io::ErrorKind::NotConnected)?;
+        for (from, to) in [(Arc::clone(&stream), Arc::clone(&far)), (far, stream)] {
+            let cut = self.clone();
+            std::thread::spawn(move || {
+                let mut bytes = vec![0; 1 << 16];
+                while let Ok(read @ 1..) = from.read(&mut bytes, SAFETY) {
+                    if cut.pass(SAFETY).and_then(|()| to.write_all(&bytes[..read])).is_err() {
+                        break;
+                    }
+                }
+                from.close();
+                to.close();
+            });
+        }
+        Ok(near)
     }
 }
 
@@ -74,8 +80,7 @@ impl Listener for CutListener {
         self.0.address()
     }
     fn accept(&self) -> io::Result<Option<Arc<dyn ByteStream>>> {
-        let wrap = |stream| Arc::new(CutStream(stream, self.1.clone())) as Arc<dyn ByteStream>;
-        Ok(self.0.accept()?.map(wrap))
+        self.0.accept()?.map(|stream| self.1.relay(stream)).transpose()
     }
     fn close(&self) {
         self.0.close();
@@ -85,7 +90,7 @@ impl Listener for CutListener {
 impl Transport for Cut {
     fn connect(&self, address: &str, within: Duration) -> io::Result<Arc<dyn ByteStream>> {
         self.pass(within)?;
-        Ok(Arc::new(CutStream(Tcp.connect(address, within)?, self.clone())))
+        self.relay(Tcp.connect(address, within)?)
     }
     fn listen(&self, address: SocketAddr) -> io::Result<Arc<dyn Listener>> {
         Ok(Arc::new(CutListener(Tcp.listen(address)?, self.clone())))
