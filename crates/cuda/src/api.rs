@@ -11,6 +11,11 @@ use std::ptr;
 
 pub(crate) type Handle = *mut c_void;
 
+/// Returns the address of a kernel's argument.
+pub(crate) fn pointer<T>(argument: &mut T) -> *mut c_void {
+    ptr::from_mut(argument).cast()
+}
+
 const DRIVER: &str = "libcuda.so.1";
 const DRIVER_FIX: &str =
     "install the NVIDIA driver of this machine's distribution, or start the container with --gpus all";

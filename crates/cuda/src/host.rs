@@ -2,33 +2,64 @@
 //! that is around a GPU.
 //!
 //! It is no quick engine but a strict one: memory that nothing has written holds NaN, all that lies
-//! between stages is spoilt before each step, and a step takes a random time.
+//! between stages is spoilt before each step, and a step takes a random time. Each lane has a
+//! thread that runs its steps, so a step that is launched has truly not run yet.
 
-use crate::lane::check_entries;
-use crate::program::ENTRY_WORDS;
+use crate::program::{ENTRY_WORDS, check_entries};
 use crate::{
     CellLane, CellModelSpec, ChainSegment, CudaError, Instr, ModelOnDevice, Op, Precision, Product, Reduce, Reduction,
-    STAGED, StepDevice, StepInputs, StepStage, UNIT,
+    STAGED, StepDevice, StepInputs, StepOutputs, StepStage, UNIT,
 };
 use half::f16;
-use parking_lot::RwLock;
+use parking_lot::{Condvar, Mutex, RwLock};
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// A number that is none, other than the NaN that instructions give.
 const SPOILT: u32 = 0x7fc0_dead;
 
+/// Number of steps in flight.
+const DEPTH: usize = 4;
+/// Time between two looks at what may end a wait.
+const LOOK: Duration = Duration::from_micros(50);
+
 /// The CPU as a device for cells.
 #[derive(Debug, Default)]
 pub struct HostDevice {
+    state: Arc<HostState>,
+}
+
+#[derive(Debug, Default)]
+struct HostState {
+    /// State of the generator of random times; 0: steps take none.
     seed: AtomicU64,
+    /// Whether no step begins.
+    held: Mutex<bool>,
+    /// Signals a change of `held`.
+    changed: Condvar,
+    /// Largest number of steps of a lane that were in flight.
+    most_in_flight: AtomicUsize,
 }
 
 impl HostDevice {
     /// Creates a device whose steps take random times of up to 50 us. A seed of 0: no time.
     pub fn new(seed: u64) -> HostDevice {
-        HostDevice { seed: AtomicU64::new(seed) }
+        HostDevice { state: Arc::new(HostState { seed: AtomicU64::new(seed), ..HostState::default() }) }
+    }
+
+    /// Lets no further step begin, or lets them begin again.
+    pub fn hold(&self, held: bool) {
+        *self.state.held.lock() = held;
+        self.state.changed.notify_all();
+    }
+
+    /// Returns the largest number of steps of a lane that were in flight.
+    pub fn most_in_flight(&self) -> usize {
+        self.state.most_in_flight.load(Ordering::Relaxed)
     }
 }
 
@@ -37,29 +68,30 @@ impl StepDevice for HostDevice {
         spec.check()?;
         let mut arena = vec![SPOILT; spec.arena_words()];
         arena[..spec.row_units * UNIT].fill(0);
-        let seed = self.seed.load(Ordering::Relaxed);
-        Ok(Arc::new(HostModel { spec, arena: RwLock::new(arena), seed: AtomicU64::new(seed) }))
+        Ok(Arc::new(HostModel { spec, arena: RwLock::new(arena), state: Arc::clone(&self.state) }))
     }
 }
 
 struct HostModel {
     spec: Arc<CellModelSpec>,
     arena: RwLock<Vec<u32>>,
-    seed: AtomicU64,
+    state: Arc<HostState>,
 }
 
 impl ModelOnDevice for HostModel {
     fn lane(self: Arc<Self>) -> Result<Box<dyn CellLane>, CudaError> {
-        let rows = self.spec.max_rows();
-        let per_row = |words: fn(&crate::StepProgram) -> usize| {
-            self.spec.programs.iter().map(|program| vec![SPOILT; rows * words(program)]).collect()
-        };
+        let ((launches, launched), (done, ends)) = (channel(), channel());
+        let model = Arc::clone(&self);
+        let stream = std::thread::spawn(move || model.run_steps(&launched, &done));
         Ok(Box::new(HostLane {
-            entries: per_row(|program| program.feeds + 2),
-            staged: self.spec.programs.iter().map(|program| vec![SPOILT; program.staged]).collect(),
-            results: per_row(|program| program.results),
-            faults: vec![0; rows],
+            free: (0..DEPTH).map(|_| HostPlace::new(&self.spec)).collect(),
             model: self,
+            launches: Some(launches),
+            ends,
+            ended: None,
+            settled: None,
+            in_flight: 0,
+            stream: Some(stream),
         }))
     }
 
@@ -71,37 +103,141 @@ impl ModelOnDevice for HostModel {
     }
 }
 
-struct HostLane {
-    model: Arc<HostModel>,
+/// Memory of one step in flight.
+struct HostPlace {
     entries: Vec<Vec<u32>>,
     staged: Vec<Vec<u32>>,
     results: Vec<Vec<u32>>,
     faults: Vec<u32>,
+    /// Cell of the step, and its number of rows.
+    step: (usize, usize),
+}
+
+impl HostPlace {
+    fn new(spec: &CellModelSpec) -> HostPlace {
+        let rows = spec.max_rows();
+        let per_row = |words: fn(&crate::StepProgram) -> usize| {
+            spec.programs.iter().map(|program| vec![SPOILT; rows * words(program)]).collect()
+        };
+        HostPlace {
+            entries: per_row(|program| program.feeds + 2),
+            staged: spec.programs.iter().map(|program| vec![SPOILT; program.staged]).collect(),
+            results: per_row(|program| program.results),
+            faults: vec![0; rows],
+            step: (0, 0),
+        }
+    }
+}
+
+struct HostLane {
+    model: Arc<HostModel>,
+    /// Memory of further steps.
+    free: VecDeque<HostPlace>,
+    /// Steps for the lane's thread; `None` once it is to end.
+    launches: Option<Sender<HostPlace>>,
+    ends: Receiver<HostPlace>,
+    /// The oldest step in flight, if it has ended.
+    ended: Option<HostPlace>,
+    /// The step that was settled last. Its memory is free with the next one.
+    settled: Option<HostPlace>,
+    in_flight: usize,
+    stream: Option<JoinHandle<()>>,
+}
+
+impl HostLane {
+    /// Returns the memory of the next step.
+    fn next(&mut self) -> &mut HostPlace {
+        self.free.extend(self.settled.take());
+        self.free.front_mut().expect("fewer steps than the depth are in flight")
+    }
 }
 
 impl CellLane for HostLane {
-    fn inputs(&mut self, cell: usize) -> Result<StepInputs<'_>, CudaError> {
-        Ok(StepInputs { entries: &mut self.entries[cell], staged: &mut self.staged[cell] })
+    fn depth(&self) -> usize {
+        DEPTH
     }
 
-    fn run(&mut self, cell: usize, rows: usize) -> Result<(), CudaError> {
+    fn inputs(&mut self, cell: usize) -> Result<StepInputs<'_>, CudaError> {
+        let place = self.next();
+        Ok(StepInputs { entries: &mut place.entries[cell], staged: &mut place.staged[cell] })
+    }
+
+    fn launch(&mut self, cell: usize, rows: usize) -> Result<(), CudaError> {
         let spec = Arc::clone(&self.model.spec);
-        let program = &spec.programs[cell];
         spec.sizes.binary_search(&rows).map_err(|_| CudaError::InvalidProgram)?;
-        check_entries(&self.entries[cell][..rows * spec.entry_words(cell)], &spec, cell)?;
-        self.model.delay();
-        let results = &mut self.results[cell];
+        let place = self.next();
+        check_entries(&place.entries[cell][..rows * spec.entry_words(cell)], &spec, cell)?;
+        place.step = (cell, rows);
+        let (place, launches) = (self.free.pop_front(), self.launches.as_ref());
+        let sent = place.zip(launches).is_some_and(|(place, launches)| launches.send(place).is_ok());
+        if !sent {
+            return Err(CudaError::Broken);
+        }
+        self.in_flight += 1;
+        self.model.state.most_in_flight.fetch_max(self.in_flight, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn wait(&mut self, stop: &dyn Fn() -> bool) -> bool {
+        while self.ended.is_none() {
+            match self.ends.recv_timeout(LOOK) {
+                Ok(place) => self.ended = Some(place),
+                Err(RecvTimeoutError::Timeout) if stop() => return false,
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return true,
+            }
+        }
+        true
+    }
+
+    fn settle(&mut self) -> Result<StepOutputs<'_>, CudaError> {
+        self.in_flight = self.in_flight.checked_sub(1).expect("a step is in flight");
+        self.wait(&|| false);
+        self.free.extend(self.settled.take());
+        let place = self.settled.insert(self.ended.take().ok_or(CudaError::Broken)?);
+        Ok(StepOutputs { results: &place.results[place.step.0], faults: &place.faults })
+    }
+}
+
+impl Drop for HostLane {
+    fn drop(&mut self) {
+        self.launches = None;
+        self.model.state.changed.notify_all();
+        if let Some(stream) = self.stream.take() {
+            let _ = stream.join();
+        }
+    }
+}
+
+impl HostModel {
+    /// Runs a lane's steps in order until the lane is dropped.
+    fn run_steps(&self, launched: &Receiver<HostPlace>, ends: &Sender<HostPlace>) {
+        for mut place in launched {
+            self.state.changed.wait_while(&mut self.state.held.lock(), |held| *held);
+            self.delay();
+            self.run_step(&mut place);
+            self.delay();
+            if ends.send(place).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn run_step(&self, place: &mut HostPlace) {
+        let (spec, (cell, rows)) = (&self.spec, place.step);
+        let program = &spec.programs[cell];
+        let results = &mut place.results[cell];
         results.fill(SPOILT);
-        self.faults.fill(0);
+        place.faults.fill(0);
         let mut step = HostStep {
-            spec: &spec,
+            spec,
             cell,
-            entries: &self.entries[cell],
-            staged: &self.staged[cell],
+            entries: &place.entries[cell],
+            staged: &place.staged[cell],
             results,
-            faults: &mut self.faults,
+            faults: &mut place.faults,
             scratch: vec![SPOILT; program.scratch],
-            arena: &self.model.arena,
+            arena: &self.arena,
         };
         for stage in &program.stages {
             match stage {
@@ -114,23 +250,12 @@ impl CellLane for HostLane {
                 StepStage::Reduce(reduce) => (0..rows).for_each(|row| step.reduce(row, reduce)),
             }
         }
-        self.model.delay();
-        Ok(())
     }
 
-    fn results(&self, cell: usize) -> &[u32] {
-        &self.results[cell]
-    }
-
-    fn faults(&self) -> &[u32] {
-        &self.faults
-    }
-}
-
-impl HostModel {
     fn delay(&self) {
         let next = |seed: u64| seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(u64::from(seed != 0));
-        let seed = self.seed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |seed| Some(next(seed))).unwrap_or(0);
+        let seed = &self.state.seed;
+        let seed = seed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |seed| Some(next(seed))).unwrap_or(0);
         if seed != 0 {
             std::thread::sleep(Duration::from_micros((seed >> 40) % 50));
         }

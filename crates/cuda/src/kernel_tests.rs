@@ -138,7 +138,8 @@ fn the_kernels_compute_as_the_host_does() {
         }
         inputs.staged.copy_from_slice(&numbers(inputs.staged.len(), 5));
         let (entries, staged) = (inputs.entries.to_vec(), inputs.staged.to_vec());
-        lane.run(0, ROWS).unwrap();
+        lane.launch(0, ROWS).unwrap();
+        let outputs = lane.settle().unwrap();
         let mut arena = vec![0; spec.arena_words()];
         let (found_arena, found) = run_kernels(&harness, &spec, &entries, &staged, &std::mem::take(&mut arena));
         let close = |a: u32, b: u32, wanted: bool| {
@@ -146,7 +147,7 @@ fn the_kernels_compute_as_the_host_does() {
             !wanted || a == b || x.is_nan() && y.is_nan() || (x - y).abs() <= 1e-5 * (1.0 + y.abs())
         };
         let (faults, found) = found.split_at(ROWS);
-        assert_eq!((lane.faults(), faults), (&[0, 0, 0, 1, 0][..], &[0, 0, 0, 1, 0][..]));
+        assert_eq!((outputs.faults, faults), (&[0, 0, 0, 1, 0][..], &[0, 0, 0, 1, 0][..]));
         let mut read = vec![0; 16];
         for row in 0..ROWS {
             model.read((row + 5) * 4, &mut read).unwrap();
@@ -154,7 +155,7 @@ fn the_kernels_compute_as_the_host_does() {
                 let (host, kernel) = (read[column], found_arena[(row + 5) * 16 + column]);
                 assert!(close(kernel, host, true), "state of row {row}, column {column}: {kernel:x}, not {host:x}");
                 let wanted = entries[row * 5 + 4] >> (column / 8) & 1 != 0;
-                let (host, kernel) = (lane.results(0)[row * 16 + column], found[row * 16 + column]);
+                let (host, kernel) = (outputs.results[row * 16 + column], found[row * 16 + column]);
                 assert!(close(kernel, host, wanted), "result of row {row}, column {column}: {kernel:x}, not {host:x}");
             }
         }
@@ -183,7 +184,7 @@ fn programs_and_entries_that_leave_their_memory_are_refused() {
     let model = HostDevice::default().load(Arc::new(spec(WIDTH))).unwrap();
     let mut lane = model.lane().unwrap();
     lane.inputs(0).unwrap().entries.fill(0);
-    assert_eq!(lane.run(0, 3), Err(CudaError::InvalidProgram), "3 is none of the sizes");
+    assert_eq!(lane.launch(0, 3), Err(CudaError::InvalidProgram), "3 is none of the sizes");
     lane.inputs(0).unwrap().entries[5] = 12 * 4;
-    assert_eq!(lane.run(0, 2), Err(CudaError::InvalidProgram), "there are 12 rows");
+    assert_eq!(lane.launch(0, 2), Err(CudaError::InvalidProgram), "there are 12 rows");
 }

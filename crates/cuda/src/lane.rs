@@ -4,11 +4,18 @@
 //! addresses are fixed: members differ in their entries only, which the first kernel reads from
 //! host memory. The last kernel raises the number of finished steps in host memory, which the
 //! lane's thread watches: no call of the driver is as quick.
+//!
+//! A step is launched while the one before it runs, so that the GPU does not wait for the host
+//! between them. What the host reads and writes exists once for each step in flight, and so do the
+//! graphs, since their addresses are fixed. What only the GPU uses is shared: a stream runs one
+//! graph after the other.
 
-use crate::api::Handle;
+use crate::api::{Handle, pointer};
 use crate::memory::{DeviceWords, GpuStream, HostWords};
+use crate::program::check_entries;
 use crate::resident::{GpuModel, segments_of};
-use crate::{CellLane, CudaError, Precision, Product, STAGED, StepInputs, StepStage};
+use crate::{CellLane, CudaError, Precision, Product, StepInputs, StepOutputs, StepStage};
+use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
@@ -21,6 +28,8 @@ const WORKSPACE_WORDS: usize = 32 << 18;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Time after which the driver is asked for an error. No step takes so long.
 const LATE: Duration = Duration::from_millis(20);
+/// Number of steps in flight: one runs, and the next one is ready when it ends.
+const DEPTH: usize = 2;
 /// Number of looks at the signal between two looks at the clock.
 const LOOKS: u32 = 1 << 10;
 
@@ -46,20 +55,32 @@ struct StepArguments {
 
 pub(crate) struct GpuLane {
     // Dropped first: a graph refers to memory of the rest.
-    graphs: Vec<Vec<RecordedStep>>,
+    places: Vec<StepPlace>,
     blas: Blas,
     stream: GpuStream,
     model: Arc<GpuModel>,
-    entries: HostWords,
-    staged: HostWords,
-    results: HostWords,
-    faults: HostWords,
     signal: HostWords,
     current: DeviceWords,
     scratch: DeviceWords,
     words: DeviceWords,
+    /// Cell of each step in flight, and its place; the oldest step first.
+    in_flight: VecDeque<(usize, usize)>,
+    /// Place of the next step.
+    next: usize,
+    /// Number of steps launched.
     launched: u32,
-    broken: bool,
+    /// Error of an earlier step, until it has been reported; later ones report that there was one.
+    failure: Option<CudaError>,
+}
+
+/// Memory and graphs that one step in flight uses alone.
+struct StepPlace {
+    /// Graphs of each cell, by size.
+    graphs: Vec<Vec<RecordedStep>>,
+    entries: HostWords,
+    staged: HostWords,
+    results: HostWords,
+    faults: HostWords,
 }
 
 /// A recorded step.
@@ -85,52 +106,62 @@ impl GpuLane {
         let rows = spec.max_rows();
         let most = |words: fn(&crate::StepProgram) -> usize| spec.programs.iter().map(words).max().unwrap_or(0);
         let entry = most(|program| program.feeds) + 2;
+        let place = |_| {
+            Ok(StepPlace {
+                graphs: Vec::new(),
+                entries: HostWords::new(context, rows * entry)?,
+                staged: HostWords::new(context, most(|program| program.staged))?,
+                results: HostWords::new(context, rows * most(|program| program.results))?,
+                faults: HostWords::new(context, rows)?,
+            })
+        };
         let stream = GpuStream::new(context)?;
         let mut lane = GpuLane {
-            graphs: Vec::new(),
+            places: (0..DEPTH).map(place).collect::<Result<_, CudaError>>()?,
             blas: Blas::new(&model, &stream)?,
-            entries: HostWords::new(context, rows * entry)?,
-            staged: HostWords::new(context, most(|program| program.staged))?,
-            results: HostWords::new(context, rows * most(|program| program.results))?,
-            faults: HostWords::new(context, rows)?,
             signal: HostWords::new(context, 1)?,
             current: DeviceWords::new(context, rows * entry, 0)?,
             scratch: DeviceWords::new(context, most(|program| program.scratch), 0)?,
             words: DeviceWords::new(context, 2, 0)?,
             stream,
             model: Arc::clone(&model),
+            in_flight: VecDeque::with_capacity(DEPTH),
+            next: 0,
             launched: 0,
-            broken: false,
+            failure: None,
         };
-        for cell in 0..spec.programs.len() {
-            lane.clear_entries(cell);
-            let graphs = spec.sizes.iter().map(|&size| lane.record(cell, size)).collect::<Result<_, _>>()?;
-            lane.graphs.push(graphs);
+        for place in 0..DEPTH {
+            for cell in 0..spec.programs.len() {
+                lane.clear_entries(place, cell);
+                let graphs = spec.sizes.iter().map(|&size| lane.record(place, cell, size));
+                let graphs = graphs.collect::<Result<_, _>>()?;
+                lane.places[place].graphs.push(graphs);
+            }
         }
         Ok(lane)
     }
 
     /// Makes all rows read zeros and write the row of no member.
-    fn clear_entries(&mut self, cell: usize) {
+    fn clear_entries(&mut self, place: usize, cell: usize) {
         let dummy = self.model.spec.row_units as u32;
         let width = self.model.spec.entry_words(cell);
-        for entry in self.entries.words_mut().chunks_exact_mut(width) {
+        for entry in self.places[place].entries.words_mut().chunks_exact_mut(width) {
             entry.fill(0);
             entry[width - 2] = dummy;
         }
     }
 
     /// Runs a step of this size once, and records it.
-    fn record(&mut self, cell: usize, rows: usize) -> Result<RecordedStep, CudaError> {
+    fn record(&mut self, place: usize, cell: usize, rows: usize) -> Result<RecordedStep, CudaError> {
         const THREAD_LOCAL: i32 = 1;
-        self.queue(cell, rows)?;
+        self.queue(place, cell, rows)?;
         self.launched += 1;
         self.stream.synchronize()?;
         let recording = self.model.context.record();
         let api = &self.model.context.api;
         // SAFETY: the stream lives and is idle.
         api.check("cuStreamBeginCapture", unsafe { (api.capture_begin)(self.stream.handle, THREAD_LOCAL) })?;
-        let queued = self.queue(cell, rows);
+        let queued = self.queue(place, cell, rows);
         let mut graph = ptr::null_mut();
         // SAFETY: the stream records, and `graph` is a place for the result.
         let ended = api.check("cuStreamEndCapture", unsafe { (api.capture_end)(self.stream.handle, &mut graph) });
@@ -150,14 +181,21 @@ impl GpuLane {
         Ok(made)
     }
 
-    fn arguments(&self, cell: usize) -> StepArguments {
+    /// Returns the error of an earlier step, if there was one.
+    fn check_failure(&mut self) -> Result<(), CudaError> {
+        let failure = self.failure.as_mut().map(|cause| std::mem::replace(cause, CudaError::Broken));
+        failure.map_or(Ok(()), Err)
+    }
+
+    fn arguments(&self, place: usize, cell: usize) -> StepArguments {
         let program = &self.model.spec.programs[cell];
+        let place = &self.places[place];
         StepArguments {
-            entries: self.entries.address,
+            entries: place.entries.address,
             current: self.current.address,
-            staged: self.staged.address,
-            results: self.results.address,
-            faults: self.faults.address,
+            staged: place.staged.address,
+            results: place.results.address,
+            faults: place.faults.address,
             arena: self.model.arena.address,
             scratch: self.scratch.address,
             constants: self.model.constants.address,
@@ -171,8 +209,8 @@ impl GpuLane {
     }
 
     /// Queues the kernels of a step.
-    fn queue(&self, cell: usize, rows: usize) -> Result<(), CudaError> {
-        let (spec, mut step) = (&self.model.spec, self.arguments(cell));
+    fn queue(&self, place: usize, cell: usize, rows: usize) -> Result<(), CudaError> {
+        let (spec, mut step) = (&self.model.spec, self.arguments(place, cell));
         let before =
             spec.programs[..cell].iter().flat_map(|program| &program.stages).map(|stage| segments_of(stage).len());
         let mut first: u32 = before.sum::<usize>() as u32;
@@ -273,16 +311,22 @@ impl GpuLane {
         blas.check("cublasGemmEx", status)
     }
 
-    /// Waits for the end of the last step, without a call of the driver unless it is late.
-    fn wait(&self) -> Result<(), CudaError> {
+    /// Looks at the signal until the oldest step in flight has ended or `stop` returns true. Calls
+    /// the driver only if the step is late. Returns whether it has ended.
+    fn watch(&self, stop: &dyn Fn() -> bool) -> Result<bool, CudaError> {
+        let later = self.in_flight.len().saturating_sub(1) as u32;
+        let oldest = self.launched.wrapping_sub(later);
         let begun = Instant::now();
         let mut ask_at = LATE;
         loop {
             for _ in 0..LOOKS {
-                if self.signal.look() == self.launched {
-                    return Ok(());
+                if self.signal.look().wrapping_sub(oldest).cast_signed() >= 0 {
+                    return Ok(true);
                 }
                 std::hint::spin_loop();
+                if stop() {
+                    return Ok(false);
+                }
             }
             let waited = begun.elapsed();
             if waited >= PATIENCE {
@@ -299,68 +343,71 @@ impl GpuLane {
     }
 }
 
-fn pointer<T>(argument: &mut T) -> *mut c_void {
-    ptr::from_mut(argument).cast()
-}
-
 impl CellLane for GpuLane {
+    fn depth(&self) -> usize {
+        DEPTH
+    }
+
     fn inputs(&mut self, cell: usize) -> Result<StepInputs<'_>, CudaError> {
-        if self.broken {
-            return Err(CudaError::Broken);
-        }
+        assert!(self.in_flight.len() < DEPTH, "the next step has no memory while {DEPTH} are in flight");
+        self.check_failure()?;
         let spec = &self.model.spec;
         let (rows, entry, staged) = (spec.max_rows(), spec.entry_words(cell), spec.programs[cell].staged);
-        let (entries, staged_words) = (self.entries.words_mut(), self.staged.words_mut());
+        let place = &mut self.places[self.next];
+        let (entries, staged_words) = (place.entries.words_mut(), place.staged.words_mut());
         Ok(StepInputs { entries: &mut entries[..rows * entry], staged: &mut staged_words[..staged] })
     }
 
-    fn run(&mut self, cell: usize, rows: usize) -> Result<(), CudaError> {
-        if self.broken {
-            return Err(CudaError::Broken);
-        }
-        let spec = &self.model.spec;
+    fn launch(&mut self, cell: usize, rows: usize) -> Result<(), CudaError> {
+        assert!(self.in_flight.len() < DEPTH, "{DEPTH} steps are in flight");
+        self.check_failure()?;
+        let (spec, place) = (&self.model.spec, &mut self.places[self.next]);
         let size = spec.sizes.binary_search(&rows).map_err(|_| CudaError::InvalidProgram)?;
-        check_entries(&self.entries.words()[..rows * spec.entry_words(cell)], spec, cell)?;
+        check_entries(&place.entries.words()[..rows * spec.entry_words(cell)], spec, cell)?;
         // Clearing words that are zero would take their cache lines from the GPU for no gain.
-        if self.faults.words().iter().any(|&fault| fault != 0) {
-            self.faults.words_mut().fill(0);
+        if place.faults.words().iter().any(|&fault| fault != 0) {
+            place.faults.words_mut().fill(0);
         }
         self.model.context.enter()?;
         let api = &self.model.context.api;
-        let graph = self.graphs[cell][size].handle;
+        let graph = place.graphs[cell][size].handle;
         // The entries must be in memory before the GPU reads them.
         std::sync::atomic::fence(std::sync::atomic::Ordering::Release);
-        // SAFETY: the graph and the stream live, and no earlier step is in flight.
+        // SAFETY: the graph and the stream live, and no step in flight uses the graph's memory in
+        // the host.
         let launched = api.check("cuGraphLaunch", unsafe { (api.graph_launch)(graph, self.stream.handle) });
+        launched.inspect_err(|_| self.failure = Some(CudaError::Broken))?;
         self.launched = self.launched.wrapping_add(1);
-        launched.and_then(|()| self.wait()).inspect_err(|_| self.broken = true)
+        self.in_flight.push_back((cell, self.next));
+        self.next = (self.next + 1) % DEPTH;
+        Ok(())
     }
 
-    fn results(&self, cell: usize) -> &[u32] {
-        let spec = &self.model.spec;
-        match self.broken {
-            true => &[],
-            false => &self.results.words()[..spec.max_rows() * spec.programs[cell].results],
+    fn wait(&mut self, stop: &dyn Fn() -> bool) -> bool {
+        if self.failure.is_none() {
+            match self.watch(stop) {
+                Ok(ended) => return ended,
+                Err(cause) => self.failure = Some(cause),
+            }
         }
+        true
     }
 
-    fn faults(&self) -> &[u32] {
-        if self.broken { &[] } else { self.faults.words() }
+    fn settle(&mut self) -> Result<StepOutputs<'_>, CudaError> {
+        self.wait(&|| false);
+        let (cell, place) = self.in_flight.pop_front().expect("a step is in flight");
+        self.check_failure()?;
+        let (spec, place) = (&self.model.spec, &self.places[place]);
+        let results = &place.results.words()[..spec.max_rows() * spec.programs[cell].results];
+        Ok(StepOutputs { results, faults: place.faults.words() })
     }
 }
 
-/// Checks that the entries name rows that exist.
-pub(crate) fn check_entries(entries: &[u32], spec: &crate::CellModelSpec, cell: usize) -> Result<(), CudaError> {
-    // A feed may begin inside of a row; memory goes on for one row behind the last one.
-    let (width, units) = (spec.entry_words(cell), spec.units() as u32);
-    let immediate = spec.programs[cell].immediate;
-    let inside = |unit: u32| unit < units;
-    let fits = |entry: &[u32]| {
-        let (feeds, rest) = entry.split_at(width - 2);
-        let known = |(feed, &unit): (usize, &u32)| immediate >> feed & 1 != 0 || unit & STAGED != 0 || inside(unit);
-        feeds.iter().enumerate().all(known) && inside(rest[0])
-    };
-    if entries.chunks_exact(width).all(fits) { Ok(()) } else { Err(CudaError::InvalidProgram) }
+impl Drop for GpuLane {
+    fn drop(&mut self) {
+        // A step in flight writes memory that is given back below.
+        let _ = self.stream.synchronize();
+    }
 }
 
 impl Drop for RecordedStep {

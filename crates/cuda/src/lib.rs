@@ -43,7 +43,7 @@ pub trait StepDevice: Send + Sync {
 
 /// A model in a device's memory.
 pub trait ModelOnDevice: Send + Sync {
-    /// Opens a lane: what runs one step of the model at a time, beside other lanes.
+    /// Opens a lane. Steps of different lanes run side by side.
     fn lane(self: Arc<Self>) -> Result<Box<dyn CellLane>, CudaError>;
 
     /// Copies words of state to the host, from a unit on. Waits for the copy only: the caller has
@@ -60,17 +60,33 @@ pub struct StepInputs<'a> {
     pub staged: &'a mut [u32],
 }
 
-/// Runs steps, one after the other.
+/// Memory that a step has written for the host.
+#[derive(Debug)]
+pub struct StepOutputs<'a> {
+    /// Outputs of each row.
+    pub results: &'a [u32],
+    /// A word for each row, not 0 if an id was outside of its table.
+    pub faults: &'a [u32],
+}
+
+/// Runs steps in the order of their launches. Each step in flight has memory of its own for inputs
+/// and outputs, and may read rows of state that an earlier one in flight writes.
 pub trait CellLane: Send {
-    /// Returns the memory for the next step of a cell.
+    /// Returns the largest number of steps in flight.
+    fn depth(&self) -> usize;
+
+    /// Returns the memory for the next step of a cell. Fewer than [`depth`](CellLane::depth) steps
+    /// must be in flight.
     fn inputs(&mut self, cell: usize) -> Result<StepInputs<'_>, CudaError>;
 
-    /// Runs a step of a cell for a number of rows that is one of the sizes, and waits for its end.
-    fn run(&mut self, cell: usize, rows: usize) -> Result<(), CudaError>;
+    /// Launches a step of a cell for a number of rows that is one of the sizes.
+    fn launch(&mut self, cell: usize, rows: usize) -> Result<(), CudaError>;
 
-    /// Returns the outputs of the last step for the host.
-    fn results(&self, cell: usize) -> &[u32];
+    /// Waits until the oldest step in flight has ended or failed, or `stop` returns true. Returns
+    /// whether the step has.
+    fn wait(&mut self, stop: &dyn Fn() -> bool) -> bool;
 
-    /// Returns a word for each row of the last step, not 0 if an id was outside of its table.
-    fn faults(&self) -> &[u32];
+    /// Waits for the end of the oldest step in flight, which then is in flight no longer. Returns
+    /// its outputs.
+    fn settle(&mut self) -> Result<StepOutputs<'_>, CudaError>;
 }

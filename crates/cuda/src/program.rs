@@ -331,3 +331,17 @@ impl ChainSegment {
             })
     }
 }
+
+/// Checks that the entries name rows that exist.
+pub(crate) fn check_entries(entries: &[u32], spec: &CellModelSpec, cell: usize) -> Result<(), CudaError> {
+    // A feed may begin inside of a row; memory goes on for one row behind the last one.
+    let (width, units) = (spec.entry_words(cell), spec.units() as u32);
+    let immediate = spec.programs[cell].immediate;
+    let inside = |unit: u32| unit < units;
+    let fits = |entry: &[u32]| {
+        let (feeds, rest) = entry.split_at(width - 2);
+        let known = |(feed, &unit): (usize, &u32)| immediate >> feed & 1 != 0 || unit & STAGED != 0 || inside(unit);
+        feeds.iter().enumerate().all(known) && inside(rest[0])
+    };
+    if entries.chunks_exact(width).all(fits) { Ok(()) } else { Err(CudaError::InvalidProgram) }
+}

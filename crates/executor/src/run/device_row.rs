@@ -8,6 +8,7 @@ use crate::ExecError;
 use ripieno_model::DataType;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Memory of a device that holds rows.
 pub(crate) trait RowStore: Send + Sync {
@@ -22,6 +23,21 @@ pub(crate) trait RowStore: Send + Sync {
 pub(crate) struct HeldRow {
     pub(crate) store: Arc<dyn RowStore>,
     pub(crate) row: u32,
+    /// Number of the lane whose step writes the row. Later steps of this lane may read it before
+    /// that step has ended.
+    pub(crate) lane: u64,
+    /// Whether the step that writes the row has ended.
+    pub(crate) is_written: AtomicBool,
+}
+
+impl HeldRow {
+    /// Checks that anyone may read the row.
+    pub(crate) fn check_written(&self) -> Result<(), ExecError> {
+        match self.is_written.load(Ordering::Acquire) {
+            true => Ok(()),
+            false => Err(ExecError("the step that computes the request's state still runs on another lane".to_owned())),
+        }
+    }
 }
 
 impl Drop for HeldRow {

@@ -5,6 +5,11 @@
 //! slow sink slows the lane down instead of filling a queue. A panic in a task or the sink is
 //! caught and handled as an error.
 //!
+//! Steps of cells whose state stays on the device are launched while earlier ones run, as far as
+//! tasks are queued, and settled in the order of their launches. A task that cannot be launched so
+//! runs when no step is in flight: one of another model, one that begins later, or one whose launch
+//! failed. Rejected: a thread that launches beside one that settles. Each step would wake both.
+//!
 //! The lanes of a device run concurrently. The state that one lane stores for a request is
 //! available to the others. A lock is held only while the state is taken out or stored. Each lane
 //! has its own runner, so no lane waits for another inside the engine. If the device has fewer
@@ -15,12 +20,14 @@ use crate::contract::account::DeviceCounters;
 use crate::contract::permits::RunPermits;
 use crate::engines::isolated;
 use crate::run::abort::Abort;
+use crate::run::cells::StepInFlight;
 use crate::run::lane_queue::{LaneMessage, LaneQueue};
-use crate::run::rerun::catch_panic;
+use crate::run::rerun::{CompletedTask, catch_panic};
 use crate::run::runner::ReadyModel;
-use crate::run::worker::{CompletedTask, WalkSlots, Worker};
+use crate::run::worker::{WalkSlots, Worker};
 use crate::{Device, ExecError, IdleWork, LoadError, LoadedModel, PhaseTimes, Sink, Task, TaskResult};
 use ripieno_base::{ModelId, TaskId};
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -79,7 +86,7 @@ impl LaneDevice {
         for (at, abort) in aborts.into_iter().enumerate() {
             let worker = Worker::new(Arc::clone(&account), slots.clone());
             let name = if at == 0 { name.clone() } else { format!("{name}.{at}") };
-            let body = LaneLoop { worker, permits: permits.clone(), sink: Arc::clone(&sink) };
+            let body = LaneLoop { worker, permits: permits.clone(), sink: Arc::clone(&sink), steps: VecDeque::new() };
             lanes.push(LaneThread::start(name, depth, abort, Arc::clone(&enter), body)?);
         }
         Ok(Box::new(LaneDevice { lanes, prepare, place, account, attachments: AtomicU64::new(0) }))
@@ -91,6 +98,8 @@ struct LaneLoop {
     worker: Worker,
     permits: Option<Arc<RunPermits>>,
     sink: Sink,
+    /// Tasks whose steps are in flight, the oldest first. All are of one model.
+    steps: VecDeque<(Task, StepInFlight)>,
 }
 
 impl LaneThread {
@@ -179,13 +188,17 @@ impl LaneLoop {
     fn run_messages(&mut self, queue: &LaneQueue, abort: &Abort) {
         let mut soon = false;
         loop {
+            let after = self.run_steps(queue, abort, &mut soon);
             self.worker.release_memory_if_due();
-            while self.worker.has_samples() && queue.begin_idle_work() {
+            while after.is_none() && self.worker.has_samples() && queue.begin_idle_work() {
                 let _permit = self.permits.as_ref().map(|permits| permits.acquire());
                 self.worker.compare_row();
             }
             let release_at = self.worker.release_at();
-            let Some(message) = queue.receive(std::mem::take(&mut soon), release_at) else { break };
+            let received = after.or_else(|| queue.receive(std::mem::take(&mut soon), release_at));
+            let Some(message) = received.and_then(|message| self.launch(message, abort)) else {
+                if self.steps.is_empty() { break } else { continue }
+            };
             match message {
                 LaneMessage::ReleaseMemory => {}
                 LaneMessage::Attach(id, attachment, model) => self.worker.attach(id, attachment, model),
@@ -197,18 +210,66 @@ impl LaneLoop {
                 }
                 LaneMessage::Run(task, accepted) => {
                     abort.begin(task.id);
-                    let mut result = self.run_task(abort, &task, accepted);
-                    abort.release(task.id);
-                    result.holds_next = queue.release() > 0;
-                    // If a member continues with another block, the next task follows as soon as
-                    // the scheduler has decided.
-                    soon = result.outcome.iter().flatten().any(|progress| !progress.ended && progress.failed.is_none());
-                    if catch_unwind(AssertUnwindSafe(|| (self.sink)(result))).is_err() {
-                        tracing::error!(task = task.id.0, "the receiver of a result panicked");
-                    }
+                    let result = self.run_task(abort, &task, accepted);
+                    soon = self.report(queue, abort, result);
                 }
             }
         }
+    }
+
+    /// Settles all steps in flight. Launches queued tasks meanwhile, up to a message that must wait
+    /// until none is in flight, which is returned.
+    fn run_steps(&mut self, queue: &LaneQueue, abort: &Abort, soon: &mut bool) -> Option<LaneMessage> {
+        let (mut after, mut busy_until) = (None, None);
+        while let Some((first, _)) = self.steps.front() {
+            let (id, model) = (first.id, first.model);
+            let launches = after.is_none() && self.steps.len() < self.worker.depth(model);
+            if let Some(message) = if launches { queue.try_receive() } else { None } {
+                after = self.launch(message, abort);
+                continue;
+            }
+            let ended = catch_panic(|| Ok(self.worker.wait(model, &|| launches && queue.has_news()))).unwrap_or(true);
+            let Some((task, step)) = ended.then(|| self.steps.pop_front()).flatten() else { continue };
+            // The device began the step when it was launched, or when the one before it had ended.
+            let started = busy_until.map_or(step.launched(), |until| step.launched().max(until));
+            let done = catch_panic(|| self.worker.settle(&task, step));
+            let finished = Instant::now();
+            busy_until = Some(finished);
+            let outcome = done.map(|CompletedTask { progress, .. }| progress);
+            let (rerun, lost, holds_next) = (None, None, false);
+            let result = TaskResult { id, outcome, rerun, lost, started, finished, holds_next };
+            *soon = self.report(queue, abort, result);
+        }
+        after
+    }
+
+    /// Launches a step if the message is a task that can be launched. Returns the message
+    /// otherwise.
+    fn launch(&mut self, message: LaneMessage, abort: &Abort) -> Option<LaneMessage> {
+        let LaneMessage::Run(task, _) = &message else { return Some(message) };
+        let may_launch = self.permits.is_none()
+            && self.steps.front().is_none_or(|(first, _)| first.model == task.model)
+            && task.not_before.is_none_or(|not_before| not_before <= Instant::now())
+            && !abort.is_stopped(task.id);
+        let step = if may_launch { catch_panic(|| Ok(self.worker.launch(task))).ok().flatten() } else { None };
+        let Some(step) = step else { return Some(message) };
+        if let LaneMessage::Run(task, _) = message {
+            self.steps.push_back((task, step));
+        }
+        None
+    }
+
+    /// Reports a task that has ended. Returns whether a next one is expected soon: a member
+    /// continues with another block, and the scheduler is about to decide.
+    fn report(&self, queue: &LaneQueue, abort: &Abort, result: TaskResult) -> bool {
+        let id = result.id;
+        abort.release(id);
+        let result = TaskResult { holds_next: queue.release() > 0, ..result };
+        let soon = result.outcome.iter().flatten().any(|progress| !progress.ended && progress.failed.is_none());
+        if catch_unwind(AssertUnwindSafe(|| (self.sink)(result))).is_err() {
+            tracing::error!(task = id.0, "the receiver of a result panicked");
+        }
+        soon
     }
 
     fn run_task(&mut self, abort: &Abort, task: &Task, accepted: Instant) -> TaskResult {

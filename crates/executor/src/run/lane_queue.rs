@@ -49,7 +49,7 @@ const SPIN_BEFORE_PARK: Duration = Duration::from_micros(100);
 pub(crate) struct LaneQueue {
     depth: usize,
     state: Mutex<QueueState>,
-    /// Whether a message is queued or the queue is closed. A hint that is read without the lock.
+    /// Whether a message is queued or the queue was closed. A hint that is read without the lock.
     has_news: AtomicBool,
     arrived: Condvar,
     attachment_taken: Condvar,
@@ -139,8 +139,18 @@ impl LaneQueue {
         } else {
             self.arrived.wait_while(&mut state, idle);
         }
-        let message = state.queue.pop_front()?;
-        self.has_news.store(state.closed || !state.queue.is_empty(), Ordering::Relaxed);
+        self.pop(&mut state)
+    }
+
+    /// Returns the next message, if one is queued.
+    pub(crate) fn try_receive(&self) -> Option<LaneMessage> {
+        self.pop(&mut self.state.lock())
+    }
+
+    fn pop(&self, state: &mut QueueState) -> Option<LaneMessage> {
+        let message = state.queue.pop_front();
+        self.has_news.store(!state.queue.is_empty(), Ordering::Relaxed);
+        let message = message?;
         state.attaching = matches!(message, LaneMessage::Attach(..) | LaneMessage::Detach(_));
         match message {
             LaneMessage::Attach(..) => {
@@ -182,9 +192,14 @@ impl LaneQueue {
         self.arrived.notify_one();
     }
 
+    /// Whether a message may be queued for [`try_receive`](LaneQueue::try_receive).
+    pub(crate) fn has_news(&self) -> bool {
+        self.has_news.load(Ordering::Relaxed)
+    }
+
     fn spin(&self) {
         let until = Instant::now() + SPIN_BEFORE_PARK;
-        while !self.has_news.load(Ordering::Relaxed) && Instant::now() < until {
+        while !self.has_news() && Instant::now() < until {
             thread::yield_now();
         }
     }

@@ -8,7 +8,7 @@
 //! Halves are run breadth first. If the bound on further runs is reached, the undecided parts are
 //! small, and not half of the batch.
 
-use crate::{ExecError, Rerun};
+use crate::{ExecError, MemberProgress, Rerun};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,6 +27,22 @@ pub(crate) struct RerunTerms<'a> {
     pub(crate) stopped: &'a dyn Fn() -> bool,
     /// Whether each member runs alone from now on.
     pub(crate) alone: &'a dyn Fn() -> bool,
+}
+
+/// Result of a task.
+pub(crate) struct CompletedTask {
+    pub(crate) progress: Vec<MemberProgress>,
+    pub(crate) rerun: Option<Rerun>,
+}
+
+impl CompletedTask {
+    /// Creates the result. If the only member of a batch failed, the whole batch has failed.
+    pub(crate) fn of(mut progress: Vec<MemberProgress>, rerun: Option<Rerun>) -> Result<CompletedTask, ExecError> {
+        match &mut progress[..] {
+            [MemberProgress { failed: Some(cause), .. }] => Err(cause.clone()),
+            _ => Ok(CompletedTask { progress, rerun }),
+        }
+    }
 }
 
 /// Runs the members with these indices in the task. The instant is the earliest possible start.

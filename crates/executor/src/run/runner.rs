@@ -1,8 +1,7 @@
 //! An engine's interface to a lane. It runs one block at a time and reports whether its process
 //! runs.
 
-use crate::run::cells::DeviceOutputs;
-use crate::run::device_row::HeldRow;
+use crate::run::cells::{DeviceOutputs, DeviceStep};
 use crate::run::plan::ModelPlan;
 use crate::run::rows::{BatchTensor, EngineInput, RowPart};
 use crate::{ExecError, Loss};
@@ -32,14 +31,23 @@ pub(crate) trait Runner: Send {
     }
 }
 
-/// An engine's part of a model whose state stays on its device. It computes synchronously.
+/// An engine's part of a model whose state stays on its device. It runs steps in the order of
+/// their launches.
 pub(crate) trait CellRunner {
-    /// Prepares a step: finds the members' rows, takes rows for their outputs, and copies what is
-    /// in the host's memory.
-    fn gather(&mut self, call: &CellCall<'_>) -> Result<PreparedStep, ExecError>;
+    /// Returns the largest number of steps in flight.
+    fn depth(&self) -> usize;
 
-    /// Runs the prepared step.
-    fn run(&mut self, call: &CellCall<'_>, step: PreparedStep) -> Result<DeviceOutputs, ExecError>;
+    /// Launches a step: finds the members' rows, takes rows for their outputs, and copies what is
+    /// in the host's memory. Fewer than [`depth`](CellRunner::depth) steps must be in flight.
+    fn launch(&mut self, call: &CellCall<'_>) -> Result<DeviceStep, ExecError>;
+
+    /// Waits until the oldest step in flight has ended or failed, or `stop` returns true. Returns
+    /// whether the step has.
+    fn wait(&mut self, stop: &dyn Fn() -> bool) -> bool;
+
+    /// Waits for the end of `step`, the oldest in flight, which then is in flight no longer.
+    /// Returns its outputs, of which the host gets those that are wanted.
+    fn settle(&mut self, step: DeviceStep, wanted: &[Option<u32>]) -> Result<DeviceOutputs, ExecError>;
 }
 
 /// One batch for a [`CellRunner`].
@@ -49,12 +57,6 @@ pub(crate) struct CellCall<'a> {
     pub(crate) inputs: &'a [Vec<RowPart<'a>>],
     /// Outputs of each member that the host needs, as bits; `None` for padding.
     pub(crate) wanted: &'a [Option<u32>],
-}
-
-/// A step that is ready to run.
-pub(crate) struct PreparedStep {
-    /// Rows that the step writes.
-    pub(crate) held: Vec<Option<Arc<HeldRow>>>,
 }
 
 /// One batch for a [`Runner`].

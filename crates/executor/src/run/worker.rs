@@ -10,14 +10,12 @@
 
 use crate::contract::account::{DeviceCounters, LapTimer};
 use crate::run::attached::{Attached, BatchRun, ChainState, Values};
-use crate::run::cells;
+use crate::run::cells::{self, StepInFlight};
 use crate::run::plan::ModelPlan;
-use crate::run::rerun::{RerunTerms, catch_panic, run_in_parts};
+use crate::run::rerun::{CompletedTask, RerunTerms, catch_panic, run_in_parts};
 use crate::run::rows::{BatchTensor, Rows};
-use crate::run::runner::ReadyModel;
-use crate::{
-    BlockDecision, ExecError, Loss, MemberProgress, PhaseTimes, RequestEntry, Rerun, Task, TaskMember, Tensor,
-};
+use crate::run::runner::{CellRunner, ReadyModel};
+use crate::{BlockDecision, ExecError, Loss, MemberProgress, PhaseTimes, RequestEntry, Task, TaskMember, Tensor};
 use parking_lot::Mutex;
 use ripieno_base::{BlockId, ModelId, RequestSlot};
 use ripieno_model::{Extent, Onward, Position, StepReport, Steps, TensorSpec, padded_size};
@@ -111,11 +109,51 @@ impl Worker {
         stopped: &dyn Fn() -> bool,
     ) -> Result<CompletedTask, ExecError> {
         let done = self.run_task(task, ready, stopped);
-        if let Some(Ok(attached)) = self.models.get_mut(&task.model) {
+        self.note_end(task.model);
+        done
+    }
+
+    /// Notes when the memory that a task has used is to be given back.
+    fn note_end(&mut self, model: ModelId) {
+        if let Some(Ok(attached)) = self.models.get_mut(&model) {
             let release_at = attached.note_batch(Instant::now());
             self.has_samples |= attached.checks.has_rows();
             self.release_at = Some(self.release_at.map_or(release_at, |at| at.min(release_at)));
         }
+    }
+
+    /// Returns the number of steps of a model that may be in flight; 0 if no device keeps its
+    /// state.
+    pub(crate) fn depth(&mut self, model: ModelId) -> usize {
+        self.on_device(model).map_or(0, |(_, device)| device.depth())
+    }
+
+    /// Returns the plan and the runner of a model whose state is kept by a device.
+    fn on_device(&mut self, model: ModelId) -> Option<(Arc<ModelPlan>, &mut dyn CellRunner)> {
+        let attached = self.models.get_mut(&model)?.as_mut().ok()?;
+        Some((Arc::clone(&attached.ready.plan), attached.ready.runner.on_device()?))
+    }
+
+    /// Launches the step of a task and does not wait for its end; see [`cells::launch`].
+    pub(crate) fn launch(&mut self, task: &Task) -> Option<StepInFlight> {
+        let (plan, device) = self.on_device(task.model)?;
+        check_task(&plan, task).ok()?;
+        cells::launch(&plan, plan.cells.as_deref()?, device, task).ok()
+    }
+
+    /// Waits until the oldest step in flight, of this model, has ended or `stop` returns true.
+    /// Returns whether it has.
+    pub(crate) fn wait(&mut self, model: ModelId, stop: &dyn Fn() -> bool) -> bool {
+        self.on_device(model).is_none_or(|(_, device)| device.wait(stop))
+    }
+
+    /// Settles the oldest step in flight, which is the task's.
+    pub(crate) fn settle(&mut self, task: &Task, step: StepInFlight) -> Result<CompletedTask, ExecError> {
+        let account = Arc::clone(&self.account);
+        let device = self.on_device(task.model).and_then(|(plan, device)| Some((plan.cells.clone()?, device)));
+        let (cells, device) = device.ok_or_else(|| ExecError("the model was detached".to_owned()))?;
+        let done = cells::settle(&cells, device, task, step, &account);
+        self.note_end(task.model);
         done
     }
 
@@ -195,22 +233,6 @@ impl Worker {
             }
         }
         each
-    }
-}
-
-/// Result of a task.
-pub(crate) struct CompletedTask {
-    pub(crate) progress: Vec<MemberProgress>,
-    pub(crate) rerun: Option<Rerun>,
-}
-
-impl CompletedTask {
-    /// Creates the result. If the only member of a batch failed, the whole batch has failed.
-    pub(crate) fn of(mut progress: Vec<MemberProgress>, rerun: Option<Rerun>) -> Result<CompletedTask, ExecError> {
-        match &mut progress[..] {
-            [MemberProgress { failed: Some(cause), .. }] => Err(cause.clone()),
-            _ => Ok(CompletedTask { progress, rerun }),
-        }
     }
 }
 

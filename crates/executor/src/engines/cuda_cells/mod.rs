@@ -145,7 +145,7 @@ pub(crate) fn prepare(loaded: &dyn LoadedModel, place: usize) -> Result<ReadyMod
     let model = EngineModel::<CudaModel>::of(loaded, NAME)?;
     let rows = model.data.place(place).map_err(runner::failed)?;
     let lane = Arc::clone(&rows.model).lane().map_err(runner::failed)?;
-    let runner = CudaRunner { model: Arc::clone(&model.data.compiled), rows, lane };
+    let runner = CudaRunner::new(Arc::clone(&model.data.compiled), rows, lane);
     Ok(ReadyModel::new(Arc::clone(&model.plan), Box::new(runner)))
 }
 

@@ -4,18 +4,29 @@ use super::plan::{CompiledCell, CompiledModel, CompiledOutput};
 use super::store::{DeviceRows, UNUSED_ROW, ZERO_ROW};
 use super::tensors;
 use crate::ExecError;
-use crate::run::cells::{DeviceOutputs, HostCopies};
+use crate::run::cells::{DeviceOutputs, DeviceStep, HostCopies};
+use crate::run::device_row::HeldRow;
 use crate::run::rows::{BatchTensor, RowPart};
-use crate::run::runner::{BlockCall, CellCall, CellRunner, PreparedStep, Runner};
-use ripieno_cuda::{CellLane, CudaError, STAGED, StepInputs, UNIT};
-use ripieno_model::padded_size;
+use crate::run::runner::{BlockCall, CellCall, CellRunner, Runner};
+use ripieno_cuda::{CellLane, CudaError, STAGED, StepInputs, StepOutputs, UNIT};
+use ripieno_model::{DataType, padded_size};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Runs cells on a lane.
 pub(super) struct CudaRunner {
     pub(super) model: Arc<CompiledModel>,
     pub(super) rows: Arc<DeviceRows>,
     pub(super) lane: Box<dyn CellLane>,
+    /// Number of the lane in the process.
+    number: u64,
+}
+
+impl CudaRunner {
+    pub(super) fn new(model: Arc<CompiledModel>, rows: Arc<DeviceRows>, lane: Box<dyn CellLane>) -> CudaRunner {
+        static LANES: AtomicU64 = AtomicU64::new(0);
+        CudaRunner { model, rows, lane, number: LANES.fetch_add(1, Ordering::Relaxed) }
+    }
 }
 
 impl Runner for CudaRunner {
@@ -29,10 +40,15 @@ impl Runner for CudaRunner {
 }
 
 impl CellRunner for CudaRunner {
-    fn gather(&mut self, call: &CellCall<'_>) -> Result<PreparedStep, ExecError> {
+    fn depth(&self) -> usize {
+        self.lane.depth()
+    }
+
+    fn launch(&mut self, call: &CellCall<'_>) -> Result<DeviceStep, ExecError> {
         let cell = &self.model.cells[call.block];
         let writes = cell.offsets.iter().any(Option::is_some);
-        let held = self.rows.take(call.wanted.iter().map(|wanted| writes && wanted.is_some()))?;
+        let held = self.rows.take(self.number, call.wanted.iter().map(|wanted| writes && wanted.is_some()))?;
+        let mut reads = Vec::with_capacity(call.wanted.len());
         let spec = &self.model.spec;
         let width = spec.entry_words(call.block);
         let StepInputs { entries, staged } = self.lane.inputs(call.block).map_err(failed)?;
@@ -55,41 +71,60 @@ impl CellRunner for CudaRunner {
                         *place
                     }
                     RowPart::Device(part) if self.rows.holds(&part.held) => {
+                        if part.held.lane != self.number {
+                            part.held.check_written()?;
+                        }
+                        if reads.last().is_none_or(|last| !Arc::ptr_eq(last, &part.held)) {
+                            reads.push(Arc::clone(&part.held));
+                        }
                         self.rows.unit(part.held.row) + part.offset / UNIT as u32
                     }
-                    RowPart::Device(part) => {
-                        let fetched = part.held.store.read(part.held.row, part.output)?;
-                        tensors::to_words(feed.datatype, &fetched.bytes, words);
-                        STAGED
-                    }
-                    RowPart::Rows(rows) => {
-                        tensors::to_words(feed.datatype, rows.bytes(), words);
-                        STAGED
-                    }
                     RowPart::Fill(bytes) if bytes.iter().all(|&byte| byte == 0) => self.rows.unit(ZERO_ROW),
-                    RowPart::Fill(bytes) => {
-                        tensors::to_words(feed.datatype, bytes, words);
+                    RowPart::Any => self.rows.unit(ZERO_ROW),
+                    part => {
+                        stage(part, feed.datatype, words)?;
                         STAGED
                     }
-                    RowPart::Any => self.rows.unit(ZERO_ROW),
                 };
             }
         }
-        Ok(PreparedStep { held })
+        self.lane.launch(call.block, size).map_err(failed)?;
+        Ok(DeviceStep { block: call.block as u16, held, offsets: Arc::clone(&cell.offsets), reads })
     }
 
-    fn run(&mut self, call: &CellCall<'_>, step: PreparedStep) -> Result<DeviceOutputs, ExecError> {
-        let size = padded_size(&self.model.spec.sizes, call.wanted.len());
-        self.lane.run(call.block, size).map_err(failed)?;
-        let CompiledCell { outputs, offsets, .. } = &self.model.cells[call.block];
-        let width = self.model.spec.programs[call.block].results;
-        let results = self.lane.results(call.block);
-        let copies = outputs.iter().enumerate();
-        let copies = copies.map(|(bit, output)| copies_of(results, width, output, bit, call.wanted));
-        let copies = copies.collect::<Result<_, _>>().map_err(ExecError)?;
-        let failed = self.lane.faults().iter().take(call.wanted.len()).map(|&fault| fault != 0).collect();
-        Ok(DeviceOutputs { held: step.held, block: call.block as u16, offsets: Arc::clone(offsets), copies, failed })
+    fn wait(&mut self, stop: &dyn Fn() -> bool) -> bool {
+        self.lane.wait(stop)
     }
+
+    fn settle(&mut self, mut step: DeviceStep, wanted: &[Option<u32>]) -> Result<DeviceOutputs, ExecError> {
+        let block = usize::from(step.block);
+        let CompiledCell { outputs, .. } = &self.model.cells[block];
+        let width = self.model.spec.programs[block].results;
+        let StepOutputs { results, faults } = self.lane.settle().map_err(failed)?;
+        let written = |held: &Arc<HeldRow>| held.is_written.store(true, Ordering::Release);
+        step.held.iter().flatten().for_each(written);
+        step.reads.clear();
+        let copies = outputs.iter().enumerate();
+        let copies = copies.map(|(bit, output)| copies_of(results, width, output, bit, wanted));
+        let copies = copies.collect::<Result<_, _>>().map_err(ExecError)?;
+        let failed = faults.iter().take(wanted.len()).map(|&fault| fault != 0).collect();
+        Ok(DeviceOutputs { step, copies, failed })
+    }
+}
+
+/// Copies a row into the host's memory that a step reads.
+fn stage(part: &RowPart<'_>, datatype: DataType, words: &mut [u32]) -> Result<(), ExecError> {
+    match part {
+        RowPart::Rows(rows) => tensors::to_words(datatype, rows.bytes(), words),
+        RowPart::Fill(bytes) => tensors::to_words(datatype, bytes, words),
+        RowPart::Device(part) => {
+            part.held.check_written()?;
+            let fetched = part.held.store.read(part.held.row, part.output)?;
+            tensors::to_words(datatype, &fetched.bytes, words);
+        }
+        RowPart::Any => {}
+    }
+    Ok(())
 }
 
 /// Copies one output of the members that want it.

@@ -7,6 +7,7 @@ use crate::run::device_row::{FetchedRow, HeldRow, OutputOfCell, RowStore};
 use parking_lot::Mutex;
 use ripieno_cuda::{ModelOnDevice, UNIT};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// Row that holds zeros.
 pub(super) const ZERO_ROW: u32 = 0;
@@ -29,9 +30,11 @@ impl DeviceRows {
         DeviceRows { model, row_units: spec.row_units, total: free.len(), free: Mutex::new(free), compiled }
     }
 
-    /// Takes a row for each `true`. Takes none if there are too few.
+    /// Takes a row for each `true`, which a step of this lane will write. Takes none if there are
+    /// too few.
     pub(super) fn take(
         self: &Arc<Self>,
+        lane: u64,
         wanted: impl Iterator<Item = bool> + Clone,
     ) -> Result<Vec<Option<Arc<HeldRow>>>, ExecError> {
         let count = wanted.clone().filter(|&wanted| wanted).count();
@@ -45,7 +48,8 @@ impl DeviceRows {
         };
         let mut taken = free.split_off(rest).into_iter();
         drop(free);
-        let hold = |row| Arc::new(HeldRow { store: Arc::clone(self) as Arc<dyn RowStore>, row });
+        let store = || Arc::clone(self) as Arc<dyn RowStore>;
+        let hold = |row| Arc::new(HeldRow { store: store(), row, lane, is_written: AtomicBool::new(false) });
         Ok(wanted.map(|wanted| if wanted { taken.next().map(hold) } else { None }).collect())
     }
 

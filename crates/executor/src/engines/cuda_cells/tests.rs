@@ -4,12 +4,14 @@ use super::*;
 use crate::probe::equality::{AnswerComparison, EngineWithModel, compare_walks};
 use crate::{
     AnswerSource, AnswerSteps, BlockSource, GpuOptions, Initial, InputLink, InputSource, MemberProgress, Precision,
-    RequestEntry, StepLimit, Task, TaskMember,
+    RequestEntry, StepLimit, Task, TaskMember, Tensor,
 };
 use ripieno_base::{BlockId, LaneId, Lcg, ModelId, RequestSlot, TaskId};
 use ripieno_model::{Steps, Walk};
 use ripieno_onnx::RandomCells;
+use std::collections::{HashSet, VecDeque};
 use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
 
 fn link(input: &str, from: InputSource) -> InputLink {
     InputLink { input: input.to_owned(), from, initial: None }
@@ -107,6 +109,7 @@ fn cells_of_recurrent_operators_answer_as_on_the_cpu() {
 
 /// A model on a device, with the results of its tasks.
 struct Bench {
+    host: Arc<HostDevice>,
     model: Arc<dyn LoadedModel>,
     device: Box<dyn Device>,
     results: Receiver<crate::TaskResult>,
@@ -114,11 +117,17 @@ struct Bench {
 
 impl Bench {
     fn new(source: &ModelSource) -> Bench {
-        let (engine, (sender, results)) = (CudaCellsEngine::on_host(3), channel());
+        Bench::open(source, 3, 1, DEFAULT_DEPTH)
+    }
+
+    fn open(source: &ModelSource, seed: u64, lanes: usize, depth: usize) -> Bench {
+        let (host, (sender, results)) = (Arc::new(HostDevice::new(seed)), channel());
+        let devices: Arc<[Arc<dyn StepDevice>]> = Arc::new([Arc::clone(&host) as Arc<dyn StepDevice>]);
+        let engine = CudaCellsEngine::of(devices, "host".to_owned()).with_depth(depth);
         let model = engine.load(source).unwrap();
-        let device = engine.open(1, Arc::new(move |result| drop(sender.send(result)))).unwrap();
+        let device = engine.open(lanes, Arc::new(move |result| drop(sender.send(result)))).unwrap();
         device.attach(ModelId(0), Arc::clone(&model));
-        Bench { model, device, results }
+        Bench { host, model, device, results }
     }
 
     fn entry(&self, length: u32, seed: u64) -> Arc<RequestEntry> {
@@ -127,11 +136,44 @@ impl Bench {
         Arc::new(RequestEntry { extent, ..RequestEntry::of(inputs.into()) })
     }
 
-    fn run(&self, block: u16, members: Vec<TaskMember>) -> Result<Vec<MemberProgress>, ExecError> {
-        let (id, model, block, lane) = (TaskId(0), ModelId(0), BlockId(block), LaneId(0));
+    fn submit(&self, lane: u16, block: u16, members: Vec<TaskMember>) {
+        let (id, model, block, lane) = (TaskId(0), ModelId(0), BlockId(block), LaneId(lane));
         let task = Task { id, model, block, lane, length: 1, members, not_before: None };
         assert!(self.device.submit(task).is_ok());
-        self.results.recv().unwrap().outcome
+    }
+
+    fn result(&self) -> Result<Vec<MemberProgress>, ExecError> {
+        self.results.recv_timeout(Duration::from_secs(60)).unwrap().outcome
+    }
+
+    fn run(&self, block: u16, members: Vec<TaskMember>) -> Result<Vec<MemberProgress>, ExecError> {
+        self.submit(0, block, members);
+        self.result()
+    }
+
+    /// Returns the answer of a request that runs alone, one step after the other.
+    fn alone(&self, entry: &Arc<RequestEntry>, blocks: u16) -> Vec<Tensor> {
+        for block in 0..blocks {
+            for node in 0.. {
+                let progress = self.run(block, vec![member(0, node, entry)]).unwrap().remove(0);
+                if progress.ended {
+                    return progress.outputs;
+                }
+                if block + 1 < blocks && node + 1 == entry.extent.length {
+                    break;
+                }
+            }
+        }
+        unreachable!("the last block ends the walk")
+    }
+
+    /// Waits until this number of steps of a lane were in flight.
+    fn wait_for_steps(&self, count: usize) {
+        let begun = Instant::now();
+        while self.host.most_in_flight() < count {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{} steps", self.host.most_in_flight());
+            std::thread::yield_now();
+        }
     }
 
     fn free(&self) -> (usize, usize) {
@@ -142,6 +184,155 @@ impl Bench {
 
 fn member(slot: u32, node: u32, entry: &Arc<RequestEntry>) -> TaskMember {
     TaskMember { node, ..TaskMember::new(RequestSlot(slot), 1, Some(Arc::clone(entry))) }
+}
+
+/// A request in a slot, some steps of which may be in flight.
+struct RunningWalk {
+    entry: Arc<RequestEntry>,
+    number: u64,
+    block: u16,
+    planned: u32,
+    settled: u32,
+    expected: Vec<Tensor>,
+}
+
+/// Tasks are queued up to the lane's depth, from random requests and in random sizes. Requests are
+/// given up at any time, with steps in flight, and others take their slots.
+#[test]
+fn answers_are_those_alone_however_far_steps_run_ahead() {
+    const SLOTS: usize = 12;
+    const DEPTH: usize = 5;
+    for (source, blocks) in [(repeated(demo("sentiment", "cell"), &["h", "c"], 8), 1), (dates(), 2)] {
+        let [bench, quiet] = [(7, DEPTH), (0, 1)].map(|(seed, depth)| Bench::open(&source, seed, 1, depth));
+        let (mut random, mut number, mut ended, mut wasted) = (Lcg::new(5), 0, HashSet::new(), 0);
+        let mut walks: Vec<Option<RunningWalk>> = (0..SLOTS).map(|_| None).collect();
+        let mut queued: VecDeque<Vec<(usize, u64, u16)>> = VecDeque::new();
+        for round in 0..400 {
+            for walk in &mut walks {
+                if random.below(if walk.is_some() { 64 } else { 2 }) == 0 {
+                    number += 1;
+                    let entry = quiet.entry(1 + random.below(9) as u32, round);
+                    let expected = quiet.alone(&entry, blocks);
+                    *walk = Some(RunningWalk { entry, number, block: 0, planned: 0, settled: 0, expected });
+                }
+            }
+            let block = random.below(u64::from(blocks)) as u16;
+            let (mut members, mut names) = (Vec::new(), Vec::new());
+            for (slot, walk) in walks.iter_mut().enumerate() {
+                let Some(walk) = walk.as_mut().filter(|walk| walk.block == block) else { continue };
+                let extent = walk.entry.extent;
+                let limit = if block == 0 { extent.length } else { extent.limit };
+                if queued.len() < DEPTH && members.len() < 8 && walk.planned < limit && random.below(3) > 0 {
+                    let one = member(slot as u32, walk.planned, &walk.entry);
+                    members.push(TaskMember { walk: walk.number, ..one });
+                    names.push((slot, walk.number, block));
+                    walk.planned += 1;
+                }
+            }
+            if !members.is_empty() {
+                bench.submit(0, block, members);
+                queued.push_back(names);
+            }
+            if queued.len() < DEPTH && random.below(3) > 0 {
+                continue;
+            }
+            let Some(names) = queued.pop_front() else { continue };
+            for ((slot, number, block), progress) in names.into_iter().zip(bench.result().unwrap()) {
+                assert!(progress.failed.is_none(), "{progress:?}");
+                let Some(walk) = walks[slot].as_mut().filter(|walk| walk.number == number) else {
+                    assert!(!ended.contains(&number) || !progress.ended, "a request ends once");
+                    wasted += 1;
+                    continue;
+                };
+                walk.settled += 1;
+                if progress.ended && block + 1 == blocks {
+                    assert_eq!(progress.outputs, walk.expected);
+                    ended.insert(number);
+                    walks[slot] = None;
+                } else if block + 1 < blocks && walk.settled == walk.entry.extent.length {
+                    (walk.block, walk.planned, walk.settled) = (block + 1, 0, 0);
+                }
+            }
+        }
+        queued.drain(..).for_each(|_| drop(bench.result().unwrap()));
+        assert!(ended.len() > 30 && wasted > 20, "{} answers, {wasted} steps without a request", ended.len());
+        assert!(bench.host.most_in_flight() > 2, "steps ran ahead");
+        let entry = bench.entry(1, 1);
+        for (slot, block) in (0..SLOTS as u32).flat_map(|slot| (0..blocks).map(move |block| (slot, block))) {
+            let limit = if block == 0 { 1 } else { entry.extent.limit };
+            for node in 0..limit {
+                let last = TaskMember { walk: number + 1, ..member(slot, node, &entry) };
+                bench.run(block, vec![last]).unwrap();
+            }
+        }
+        let (free, total) = bench.free();
+        assert_eq!(free, total, "every row is free");
+    }
+}
+
+#[test]
+fn steps_of_one_request_are_launched_before_the_first_has_ended() {
+    let bench = Bench::open(&repeated(demo("sentiment", "cell"), &["h", "c"], 8), 3, 1, 4);
+    let entry = bench.entry(3, 1);
+    let expected = bench.alone(&entry, 1);
+    bench.host.hold(true);
+    (0..3).for_each(|node| bench.submit(0, 0, vec![TaskMember { walk: 1, ..member(0, node, &entry) }]));
+    bench.wait_for_steps(3);
+    assert!(bench.results.try_recv().is_err(), "no step has ended");
+    bench.host.hold(false);
+    let progress: Vec<MemberProgress> = (0..3).map(|_| bench.result().unwrap().remove(0)).collect();
+    assert_eq!(progress.iter().map(|one| one.ended).collect::<Vec<_>>(), [false, false, true]);
+    assert_eq!(progress[2].outputs, expected);
+}
+
+/// The step of one member fails while later steps of it are in flight.
+#[test]
+fn a_member_that_fails_leaves_the_steps_behind_it_to_the_others() {
+    let bench = Bench::open(&repeated(demo("sentiment", "cell"), &["h", "c"], 8), 3, 1, 4);
+    let entry = bench.entry(3, 1);
+    let expected = bench.alone(&entry, 1);
+    let mut inputs = entry.inputs().to_vec();
+    let ids = [1i64, 1 << 20, 2].map(i64::to_le_bytes).concat();
+    assert_eq!(inputs[0].data.len(), ids.len());
+    inputs[0].data = ids.into();
+    let wrong = Arc::new(RequestEntry { extent: entry.extent, ..RequestEntry::of(inputs.into()) });
+    bench.host.hold(true);
+    for node in 0..3 {
+        let both = [(0, &wrong), (1, &entry)].map(|(slot, entry)| member(slot, node, entry));
+        bench.submit(0, 0, both.map(|one| TaskMember { walk: 1, ..one }).into());
+    }
+    bench.wait_for_steps(3);
+    bench.host.hold(false);
+    let progress: Vec<_> = (0..3).map(|_| bench.result().unwrap()).collect();
+    let failed = |of: usize| progress.iter().map(|both| both[of].failed.is_some()).collect::<Vec<_>>();
+    assert_eq!((failed(0), failed(1)), (vec![false, true, false], vec![false; 3]));
+    assert!(!progress[2][0].ended && progress[2][0].outputs.is_empty());
+    assert_eq!(progress[2][1].outputs, expected);
+    assert_eq!(bench.free().0, bench.free().1);
+}
+
+/// Only one lane keeps the order of a request's steps.
+#[test]
+fn another_lane_does_not_read_the_state_that_a_step_in_flight_writes() {
+    let bench = Bench::open(&repeated(demo("sentiment", "cell"), &["h", "c"], 8), 3, 2, 2);
+    let entry = bench.entry(2, 1);
+    let expected = bench.alone(&entry, 1);
+    let one = |slot: u32, walk: u64, node: u32| vec![TaskMember { walk, ..member(slot, node, &entry) }];
+    bench.host.hold(true);
+    bench.submit(0, 0, one(0, 1, 0));
+    bench.submit(0, 0, one(1, 1, 0));
+    // The first step is planned once the second one is launched.
+    bench.wait_for_steps(2);
+    bench.submit(1, 0, one(0, 1, 1));
+    let refused = bench.result().unwrap_err().0;
+    assert!(refused.contains("still runs on another lane"), "{refused}");
+    bench.host.hold(false);
+    for _ in 0..2 {
+        assert!(!bench.result().unwrap()[0].ended);
+    }
+    bench.run(0, one(0, 2, 0)).unwrap();
+    bench.submit(1, 0, one(0, 2, 1));
+    assert_eq!(bench.result().unwrap().remove(0).outputs, expected, "a step that has ended may be read anywhere");
 }
 
 /// Requests end, or are given up at a random step; at the end every row is free.

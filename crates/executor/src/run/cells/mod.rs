@@ -24,8 +24,8 @@ mod walk;
 mod wiring;
 
 pub(crate) use linking::link;
-pub(crate) use row::{CellOutputs, DeviceOutputs, HostCopies};
-pub(crate) use task::execute;
+pub(crate) use row::{CellOutputs, DeviceOutputs, DeviceStep, HostCopies};
+pub(crate) use task::{StepInFlight, execute, launch, settle};
 pub(crate) use wiring::{CellWiring, FeedSource, OUTPUT_LENGTH, Seed, Wiring};
 
 use walk::WalkArena;

@@ -19,6 +19,7 @@ impl CellRow {
         match (&self.host, &self.device) {
             (Some(rows), _) => Ok(rows.clone()),
             (None, Some(row)) => {
+                row.held.check_written()?;
                 let FetchedRow { datatype, mut shape, bytes } = row.held.store.read(row.held.row, row.output)?;
                 shape.insert(0, 1);
                 let batch = BatchTensor::new(datatype, shape, bytes.into()).map_err(ExecError)?;
@@ -37,13 +38,22 @@ pub(crate) enum CellOutputs {
     Device(DeviceOutputs),
 }
 
-/// Outputs of one batch of a cell on a device.
-pub(crate) struct DeviceOutputs {
-    /// Row of each member; `None` if no later cell reads an output, or for padding.
-    pub(crate) held: Vec<Option<Arc<HeldRow>>>,
+/// A step that a device runs, or has run.
+#[derive(Debug)]
+pub(crate) struct DeviceStep {
     pub(crate) block: u16,
+    /// Row that each member's outputs are written to; `None` if no later cell reads an output, or
+    /// for padding.
+    pub(crate) held: Vec<Option<Arc<HeldRow>>>,
     /// First word of each output in its row; `None` if no later cell reads it.
     pub(crate) offsets: Arc<[Option<u32>]>,
+    /// Rows that the step reads. No other step may write them before this one has ended.
+    pub(crate) reads: Vec<Arc<HeldRow>>,
+}
+
+/// Outputs of one batch of a cell on a device.
+pub(crate) struct DeviceOutputs {
+    pub(crate) step: DeviceStep,
     /// Copies of each output that the host wants.
     pub(crate) copies: Vec<HostCopies>,
     /// Whether the step failed for a member.
@@ -77,15 +87,21 @@ impl CellOutputs {
     }
 }
 
+impl DeviceStep {
+    /// Returns the row of an output that the member in row `row` of the batch will have.
+    pub(crate) fn row(&self, output: usize, row: usize) -> CellRow {
+        let device = self.held[row].as_ref().zip(self.offsets[output]);
+        let output = OutputOfCell { block: self.block, output: output as u16 };
+        let device = device.map(|(held, offset)| DeviceRow { held: Arc::clone(held), offset, output });
+        CellRow { host: None, device }
+    }
+}
+
 impl DeviceOutputs {
     fn row(&self, output: usize, row: usize) -> CellRow {
         let HostCopies { batch, copy_of } = &self.copies[output];
         let copy = batch.as_ref().zip(copy_of.get(row).copied().flatten());
-        let device = self.held[row].as_ref().zip(self.offsets[output]);
-        let output = OutputOfCell { block: self.block, output: output as u16 };
-        CellRow {
-            host: copy.map(|(batch, copy)| Rows::of_batch(batch, copy as usize..copy as usize + 1)),
-            device: device.map(|(held, offset)| DeviceRow { held: Arc::clone(held), offset, output }),
-        }
+        let host = copy.map(|(batch, copy)| Rows::of_batch(batch, copy as usize..copy as usize + 1));
+        CellRow { host, ..self.step.row(output, row) }
     }
 }

@@ -1,16 +1,19 @@
 //! Execution of one batch of a cell: gather, compute, scatter.
+//!
+//! A device that keeps the state of requests may be given a step while it still runs an earlier one
+//! of the same requests: [`launch`] plans the step, and [`settle`] completes it when it has ended.
+//! [`execute`] does both, and runs a failed batch again in parts.
 
 use super::walk::CellWalk;
-use super::{CellModel, CellOutputs, Wiring};
+use super::{CellModel, CellOutputs, DeviceStep, Wiring};
 use crate::contract::account::{DeviceCounters, LapTimer};
 use crate::contract::buffer::AlignedBuffer;
 use crate::run::plan::ModelPlan;
-use crate::run::rerun::{RerunTerms, catch_panic, run_in_parts};
+use crate::run::rerun::{CompletedTask, RerunTerms, catch_panic, run_in_parts};
 use crate::run::rows::{BatchTensor, EngineInput, RowPart};
-use crate::run::runner::{BlockCall, CellCall, Runner};
-use crate::run::worker::CompletedTask;
+use crate::run::runner::{BlockCall, CellCall, CellRunner, Runner};
 use crate::{ExecError, MemberProgress, PhaseTimes, Rerun, Task, TaskMember};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -31,6 +34,13 @@ impl MemberWalk {
     fn wanted(&self) -> Option<u32> {
         self.generation.map(|_| self.wanted)
     }
+
+    /// Returns the state of the member's request; `None` for padding. A slot holds another walk
+    /// only if the caller has given up this one.
+    fn state(&self) -> Option<MutexGuard<'_, CellWalk>> {
+        let generation = self.generation?;
+        Some(self.walk.lock()).filter(|walk| walk.generation == generation)
+    }
 }
 
 /// Runs a task on a device. No lock on a request's state is held while the cell computes.
@@ -50,10 +60,99 @@ pub(crate) fn execute(
     let mut guard = AbandonOnDrop { cells, task, failed: true };
     let (progress, rerun) = run(plan, cells, runner, buffers, task, terms, account)?;
     guard.failed = false;
+    complete(cells, task, progress, rerun)
+}
+
+/// Ends the requests of members that failed alone. Returns the result of the task.
+fn complete(
+    cells: &CellModel,
+    task: &Task,
+    progress: Vec<MemberProgress>,
+    rerun: Option<Rerun>,
+) -> Result<CompletedTask, ExecError> {
     for (member, _) in task.members.iter().zip(&progress).filter(|(_, progress)| progress.failed.is_some()) {
         abandon(cells, member);
     }
     CompletedTask::of(progress, rerun)
+}
+
+/// A task whose step a device runs.
+pub(crate) struct StepInFlight {
+    walks: Vec<MemberWalk>,
+    /// Errors of members that the step does not run.
+    failures: Vec<Option<ExecError>>,
+    step: DeviceStep,
+    /// Time that the launch took.
+    gather_ns: u64,
+    launched: Instant,
+}
+
+/// Launches a task's step and plans it. Fewer steps than the runner's depth must be in flight, all
+/// of this model. An error has changed nothing: the task may be executed when none is in flight.
+pub(crate) fn launch(
+    plan: &ModelPlan,
+    cells: &CellModel,
+    runner: &mut dyn CellRunner,
+    task: &Task,
+) -> Result<StepInFlight, ExecError> {
+    let (block, wiring) = (task.block.index(), &cells.wiring);
+    check_rows(plan, task)?;
+    let mut watch = LapTimer::start();
+    let mut failures = vec![None; task.members.len()];
+    let (walks, parts) = gather_members(wiring, cells, task, &mut failures);
+    if walks.is_empty() {
+        return Err(ExecError("no member of the batch can run".to_owned()));
+    }
+    let wanted: Vec<Option<u32>> = walks.iter().map(MemberWalk::wanted).collect();
+    let step = runner.launch(&CellCall { block, inputs: &parts, wanted: &wanted })?;
+    let planned = catch_panic(|| {
+        for (row, member) in walks.iter().enumerate() {
+            if let Some(mut walk) = member.state() {
+                walk.plan(wiring, block, member.node, &|output| step.row(output, row));
+            }
+        }
+        Ok(())
+    });
+    if let Err(cause) = planned {
+        // The step runs all the same.
+        walks.iter().for_each(|member| failures[member.at] = Some(cause.clone()));
+    }
+    Ok(StepInFlight { walks, failures, step, gather_ns: watch.lap_ns(), launched: Instant::now() })
+}
+
+impl StepInFlight {
+    /// Returns the time at which the step was launched.
+    pub(crate) fn launched(&self) -> Instant {
+        self.launched
+    }
+}
+
+/// Waits for the end of a task's step, which is the oldest in flight, and settles it. An error of
+/// the device ends the requests of all members.
+pub(crate) fn settle(
+    cells: &CellModel,
+    runner: &mut dyn CellRunner,
+    task: &Task,
+    in_flight: StepInFlight,
+    account: &DeviceCounters,
+) -> Result<CompletedTask, ExecError> {
+    let mut guard = AbandonOnDrop { cells, task, failed: true };
+    let StepInFlight { walks, failures, step, gather_ns, .. } = in_flight;
+    let (block, wiring) = (task.block.index(), &cells.wiring);
+    let wanted: Vec<Option<u32>> = walks.iter().map(MemberWalk::wanted).collect();
+    let mut watch = LapTimer::start();
+    let outputs = CellOutputs::Device(catch_panic(|| runner.settle(step, &wanted))?);
+    let compute_ns = watch.lap_ns();
+    let mut progress = vec![MemberProgress::default(); task.members.len()];
+    for (row, member) in walks.iter().enumerate() {
+        progress[member.at] = settle_member(wiring, block, member, &outputs, row);
+    }
+    let failed = progress.iter_mut().zip(failures).filter_map(|(progress, cause)| Some((progress, cause?)));
+    failed.for_each(|(progress, cause)| *progress = MemberProgress::failed(cause));
+    account.count(0, reads_state(wiring, block));
+    account.add_times(PhaseTimes { gather_ns, compute_ns, scatter_ns: watch.lap_ns() });
+    guard.failed = false;
+    complete(cells, task, progress, None)
 }
 
 /// Ends the requests of all members on drop, unless the task has completed.
@@ -118,9 +217,10 @@ fn run(
         let batch = CellBatch { plan, wiring, block, ready, parts, wanted: &wanted, account };
         let outputs = batch.compute(runner, buffers, &mut watch, &mut spent)?;
         for (row, &index) in part.iter().enumerate() {
-            let failure = outputs.failure(row).map_or(Ok(()), Err);
-            let left = failure.and_then(|()| complete_member(wiring, block, &walks[index], &outputs, row));
-            progress[walks[index].at] = left.unwrap_or_else(MemberProgress::failed);
+            if let Some(mut walk) = walks[index].state() {
+                walk.plan(wiring, block, walks[index].node, &|output| outputs.row(output, row));
+            }
+            progress[walks[index].at] = settle_member(wiring, block, &walks[index], &outputs, row);
         }
         spent.scatter_ns += watch.lap_ns();
         Ok(())
@@ -159,11 +259,11 @@ impl CellBatch<'_> {
         let CellBatch { plan, wiring, block, ready, parts, wanted, account } = *self;
         if let Some(device) = runner.on_device() {
             let call = CellCall { block, inputs: parts, wanted };
-            let prepared = device.gather(&call)?;
+            let step = device.launch(&call)?;
             spent.gather_ns += watch.lap_ns();
-            let outputs = catch_panic(|| device.run(&call, prepared));
+            let outputs = catch_panic(|| device.settle(step, wanted));
             spent.compute_ns += watch.lap_ns();
-            account.count(0, wiring.cells[block].feeds.iter().any(|feed| !feed.from.is_from_request()));
+            account.count(0, reads_state(wiring, block));
             return outputs.map(CellOutputs::Device);
         }
         let rows = wanted.len().max(runner.min_rows());
@@ -276,19 +376,24 @@ fn check_outputs(
     outputs.into_iter().zip(values).map(check).collect()
 }
 
-fn complete_member(
+/// Whether a cell reads what other steps have left.
+fn reads_state(wiring: &Wiring, block: usize) -> bool {
+    wiring.cells[block].feeds.iter().any(|feed| !feed.from.is_from_request())
+}
+
+fn settle_member(
     wiring: &Wiring,
     block: usize,
-    member_walk: &MemberWalk,
+    member: &MemberWalk,
     outputs: &CellOutputs,
     row: usize,
-) -> Result<MemberProgress, ExecError> {
-    let mut walk = member_walk.walk.lock();
-    // The slot holds another walk only if the caller has given up this one.
-    match member_walk.generation {
-        Some(generation) if generation == walk.generation => {
-            walk.record_outputs(wiring, block, member_walk.node, outputs, row)
-        }
-        _ => Ok(MemberProgress::default()),
-    }
+) -> MemberProgress {
+    let Some(mut walk) = member.state() else { return MemberProgress::default() };
+    let settled = match outputs.failure(row) {
+        // What is beyond the end of the walk is computed from anything.
+        Some(_) if walk.is_padding(wiring, block, member.node) => Ok(MemberProgress::default()),
+        Some(cause) => Err(cause),
+        None => walk.settle(wiring, block, member.node, &|output| outputs.row(output, row)),
+    };
+    settled.unwrap_or_else(MemberProgress::failed)
 }

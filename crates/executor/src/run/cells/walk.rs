@@ -1,10 +1,17 @@
 //! State of a slot between two cells of its request.
+//!
+//! A device may be given a step while an earlier one of the same request still runs there. So
+//! progress is counted twice. It is *planned* when a step is launched: the next step may then
+//! follow, and reads rows that the device is about to write. It is *settled* when the step's end is
+//! known: only then does the walk end or go on to another block, and only then do answers grow. A
+//! step that was planned beyond the end of the walk settles as padding.
 
-use super::row::{CellOutputs, CellRow};
+mod answers;
+
+use super::row::CellRow;
 use super::wiring::{AnswerFrom, AnswerOutput, FeedSource, Seed, Wiring};
 use crate::run::rows::{RowPart, Rows};
-use crate::{AnswerSteps, ExecError, MemberProgress, RequestEntry, TaskMember, Tensor};
-use bytes::Bytes;
+use crate::{AnswerSteps, ExecError, MemberProgress, RequestEntry, TaskMember};
 use parking_lot::{Mutex, RwLock};
 use ripieno_base::BlockId;
 use ripieno_model::{Extent, Graph, Onward, Position, StepReport, Steps};
@@ -60,18 +67,22 @@ pub(crate) struct CellWalk {
     nodes: Vec<NodeState>,
     nodes_left: u32,
     /// Outputs of all steps so far, for each answer that contains every step.
-    every: Vec<StackedOutput>,
+    every: Vec<answers::StackedOutput>,
 }
 
 /// Progress of a request in one block.
 #[derive(Debug, Default)]
 struct BlockTrack {
-    done: u32,
-    /// Whether the request has completed the block.
-    over: bool,
-    last: Vec<Option<CellRow>>,
-    /// Steps that later layers have not consumed yet, for each output.
+    /// Number of planned steps.
+    planned: u32,
+    /// Outputs of the last planned step, for the next one.
+    previous: Vec<Option<CellRow>>,
+    /// Planned steps that later layers have not consumed yet, for each output.
     ahead: Vec<Ahead>,
+    /// Whether the request has completed the block: its last step is settled.
+    over: bool,
+    /// Outputs of the last step of the completed block.
+    last: Vec<Option<CellRow>>,
 }
 
 #[derive(Debug, Default)]
@@ -86,13 +97,8 @@ struct NodeState {
     outputs: Vec<Option<CellRow>>,
     /// Number of inputs of other nodes that still need the output.
     users: u32,
-    done: bool,
-}
-
-#[derive(Debug, Default)]
-struct StackedOutput {
-    shape: Vec<i64>,
-    data: Vec<u8>,
+    planned: bool,
+    settled: bool,
 }
 
 impl CellWalk {
@@ -125,10 +131,11 @@ impl CellWalk {
         self.inputs = wiring.rows(entry.inputs(), entry.extent).map_err(|cause| ExecError(cause.0))?;
         self.blocks.resize_with(wiring.cells.len(), BlockTrack::default);
         for (track, cell) in self.blocks.iter_mut().zip(&wiring.cells) {
+            track.previous.resize_with(cell.keeps.len(), || None);
             track.last.resize_with(cell.keeps.len(), || None);
             track.ahead.resize_with(cell.keeps.len(), Ahead::default);
         }
-        self.every.resize_with(wiring.answers.len(), StackedOutput::default);
+        self.every.resize_with(wiring.answers.len(), answers::StackedOutput::default);
         if wiring.shape.walk.brings_graph() {
             let graph = entry.graph.clone();
             let graph = graph.ok_or_else(|| ExecError("the request's entry brings no graph".to_owned()))?;
@@ -173,14 +180,14 @@ impl CellWalk {
         self.inputs.clear();
         self.nodes.clear();
         for track in &mut self.blocks {
-            (track.done, track.over) = (0, false);
-            track.last.iter_mut().for_each(|last| *last = None);
+            (track.planned, track.over) = (0, false);
+            track.previous.iter_mut().chain(&mut track.last).for_each(|row| *row = None);
             for ahead in &mut track.ahead {
                 ahead.begins = 0;
                 ahead.steps.clear();
             }
         }
-        self.every.iter_mut().for_each(|every| *every = StackedOutput::default());
+        self.every.iter_mut().for_each(|every| *every = answers::StackedOutput::default());
     }
 
     /// Whether the request does not run this step or node, so that it is padding.
@@ -190,7 +197,7 @@ impl CellWalk {
         extent.skips_step(wiring.cells[block].steps, node, track.over)
     }
 
-    /// Checks that the step or node is the next one.
+    /// Checks that the step or node is the next one to be planned.
     pub(crate) fn check(&self, wiring: &Wiring, block: usize, node: u32) -> Result<(), ExecError> {
         let cell = &wiring.cells[block];
         if let (Steps::Nodes, Some(graph)) = (cell.steps, &self.graph) {
@@ -200,12 +207,13 @@ impl CellWalk {
                 false => Err(ExecError(format!("node {node} runs block {runs}, not '{}'", cell.name))),
             };
         }
-        let done = self.blocks[block].done;
-        match node == done || node == 0 {
+        let planned = self.blocks[block].planned;
+        match node == planned || node == 0 {
             true => Ok(()),
-            false => {
-                Err(ExecError(format!("step {node} of '{}' cannot follow step {done}: steps run in order", cell.name)))
-            }
+            false => Err(ExecError(format!(
+                "step {node} of '{}' cannot follow step {planned}: steps run in order",
+                cell.name
+            ))),
         }
     }
 
@@ -229,7 +237,7 @@ impl CellWalk {
                 Seed::Fill(row) => return Ok(RowPart::Fill(row)),
                 Seed::Last(block, output) => self.blocks[*block].last[*output].clone(),
             },
-            FeedSource::Previous(output) => self.blocks[block].last[*output].clone(),
+            FeedSource::Previous(output) => self.blocks[block].previous[*output].clone(),
             FeedSource::Step(block, output) => self.blocks[*block].ahead[*output].at(node),
             FeedSource::Last(block, output) => self.blocks[*block].last[*output].clone(),
             FeedSource::Child(child, outputs) => {
@@ -287,46 +295,80 @@ impl CellWalk {
         }
     }
 
-    /// Stores a member's outputs of a cell, which are in row `row` of the batch.
-    pub(crate) fn record_outputs(
+    /// Plans a step whose outputs are in the rows that `of` returns, or will be.
+    pub(crate) fn plan(&mut self, wiring: &Wiring, block: usize, node: u32, of: &dyn Fn(usize) -> CellRow) {
+        let cell = &wiring.cells[block];
+        if cell.steps == Steps::Nodes {
+            return self.plan_node(wiring, block, node, of);
+        }
+        let track = &mut self.blocks[block];
+        for (output, keep) in cell.keeps.iter().enumerate() {
+            if keep.held {
+                track.previous[output] = Some(of(output));
+            }
+            if node == 0 {
+                (track.over, track.ahead[output]) = (false, Ahead::default());
+            }
+            if !keep.stepped_by.is_empty() {
+                track.ahead[output].put(node, of(output));
+            }
+        }
+        track.planned = node + 1;
+        self.release_taken(wiring, block);
+    }
+
+    fn plan_node(&mut self, wiring: &Wiring, block: usize, node: u32, of: &dyn Fn(usize) -> CellRow) {
+        self.keep_of_node(wiring, block, node, of);
+        let first = !std::mem::replace(&mut self.nodes[node as usize].planned, true);
+        let Some(graph) = self.graph.as_ref().filter(|_| first) else { return };
+        for &input in graph.inputs(node).iter().filter(|&&input| input != Graph::NONE) {
+            let input = &mut self.nodes[input as usize];
+            input.users = input.users.saturating_sub(1);
+            if input.users == 0 {
+                input.outputs.clear();
+            }
+        }
+    }
+
+    fn keep_of_node(&mut self, wiring: &Wiring, block: usize, node: u32, of: &dyn Fn(usize) -> CellRow) {
+        let keeps = wiring.cells[block].keeps.iter().enumerate();
+        let held = &mut self.nodes[node as usize];
+        if held.users > 0 {
+            held.outputs = keeps.map(|(output, keep)| keep.held.then(|| of(output))).collect();
+        }
+    }
+
+    /// Settles a planned step, whose outputs are in the rows that `of` returns. A step beyond the
+    /// end of the walk or of its block changes nothing.
+    pub(crate) fn settle(
         &mut self,
         wiring: &Wiring,
         block: usize,
         node: u32,
-        outputs: &CellOutputs,
-        row: usize,
+        of: &dyn Fn(usize) -> CellRow,
     ) -> Result<MemberProgress, ExecError> {
         let mut progress = MemberProgress::default();
-        let Some(extent) = self.extent else { return Ok(progress) };
+        let Some(extent) = self.extent.filter(|_| !self.is_padding(wiring, block, node)) else { return Ok(progress) };
         let cell = &wiring.cells[block];
-        let of = |output: usize| outputs.row(output, row);
-        self.collect(wiring, block, node, &of, &mut progress)?;
+        self.collect(wiring, block, node, of, &mut progress)?;
         if cell.steps == Steps::Nodes {
-            self.record_node(wiring, block, node, &of);
+            // The host's copies are in these rows only.
+            self.keep_of_node(wiring, block, node, of);
+            self.nodes_left -= u32::from(!std::mem::replace(&mut self.nodes[node as usize].settled, true));
         } else {
-            let track = &mut self.blocks[block];
-            for (output, keep) in cell.keeps.iter().enumerate() {
-                if keep.held {
-                    track.last[output] = Some(of(output));
-                }
-                if node == 0 {
-                    track.ahead[output] = Ahead::default();
-                }
-                if !keep.stepped_by.is_empty() {
-                    track.ahead[output].steps.push_back(of(output));
-                }
-            }
-            track.done = node + 1;
-            self.release_taken(wiring, block);
-        }
-        if cell.steps != Steps::Nodes {
             let at = Position { block: BlockId(block as u16), step: node };
             let ends = cell.end.filter(|_| cell.steps.ends_by_report());
             let end = ends.map(|end| of(end).to_host()).transpose()?;
             let ended = end.is_some_and(|end| end.bytes().iter().any(|&byte| byte != 0));
             let report = StepReport { ended, skip: None };
             let over = at.advance(cell.steps, wiring.cells.len(), extent, report) != Onward::Step;
-            self.blocks[block].over = over;
+            if over {
+                let track = &mut self.blocks[block];
+                track.over = true;
+                track.previous.iter_mut().for_each(|row| *row = None);
+                let keeps = cell.keeps.iter().enumerate();
+                track.last = keeps.map(|(output, keep)| keep.held.then(|| of(output))).collect();
+            }
             progress.ended = over && cell.steps.ends_by_report();
         }
         if self.is_complete(wiring) {
@@ -337,101 +379,29 @@ impl CellWalk {
         Ok(progress)
     }
 
-    fn record_node(&mut self, wiring: &Wiring, block: usize, node: u32, of: &dyn Fn(usize) -> CellRow) {
-        let keeps = wiring.cells[block].keeps.iter().enumerate();
-        let held = &mut self.nodes[node as usize];
-        let first = !std::mem::replace(&mut held.done, true);
-        if held.users > 0 {
-            held.outputs = keeps.map(|(output, keep)| keep.held.then(|| of(output))).collect();
-        }
-        let Some(graph) = self.graph.as_ref().filter(|_| first) else { return };
-        self.nodes_left -= 1;
-        for &input in graph.inputs(node).iter().filter(|&&input| input != Graph::NONE) {
-            let input = &mut self.nodes[input as usize];
-            input.users = input.users.saturating_sub(1);
-            if input.users == 0 {
-                input.outputs.clear();
-            }
-        }
-    }
-
     /// Drops the steps of lower layers that all consumers have used.
     fn release_taken(&mut self, wiring: &Wiring, block: usize) {
         for feed in &wiring.cells[block].feeds {
             let FeedSource::Step(below, output) = feed.from else { continue };
             let users = &wiring.cells[below].keeps[output].stepped_by;
-            let taken = users.iter().map(|&user| self.blocks[user].done).min().unwrap_or(0);
+            let taken = users.iter().map(|&user| self.blocks[user].planned).min().unwrap_or(0);
             let ahead = &mut self.blocks[below].ahead[output];
             while ahead.begins < taken && ahead.steps.pop_front().is_some() {
                 ahead.begins += 1;
             }
         }
     }
-
-    /// Appends the step's outputs to the answers that contain every step.
-    fn collect(
-        &mut self,
-        wiring: &Wiring,
-        block: usize,
-        node: u32,
-        of: &dyn Fn(usize) -> CellRow,
-        progress: &mut MemberProgress,
-    ) -> Result<(), ExecError> {
-        for (answer, every) in wiring.answers.iter().zip(&mut self.every) {
-            let (AnswerSteps::Every, AnswerFrom::Block(from, output)) = (answer.take, &answer.from) else { continue };
-            if *from != block {
-                continue;
-            }
-            let rows = of(*output).to_host()?;
-            let (bytes, tensor) = (rows.bytes(), rows.to_tensor(&answer.name));
-            let (cell, length) = (&wiring.cells[block], self.extent.map_or(0, |extent| extent.length));
-            if cell.backward {
-                every.data.resize(bytes.len() * length as usize, 0);
-                let at = bytes.len() * (length - 1 - node) as usize;
-                every.data[at..at + bytes.len()].copy_from_slice(bytes);
-            } else {
-                every.data.truncate(bytes.len() * node as usize);
-                every.data.extend_from_slice(bytes);
-            }
-            every.shape = [&[1, i64::from(node) + 1], &tensor.shape[1..]].concat();
-            if self.stream {
-                let shape = [&[1, 1], &tensor.shape[1..]].concat();
-                progress.step.push(Tensor { shape, ..tensor });
-            }
-        }
-        Ok(())
-    }
-
-    fn is_complete(&self, wiring: &Wiring) -> bool {
-        let mut cells = wiring.cells.iter().zip(&self.blocks);
-        self.nodes_left == 0 && cells.all(|(cell, track)| track.over || cell.steps == Steps::Nodes)
-    }
-
-    fn answer(&mut self, wiring: &Wiring) -> Result<Vec<Tensor>, ExecError> {
-        let mut outputs = Vec::with_capacity(wiring.answers.len());
-        for (at, answer) in wiring.answers.iter().enumerate() {
-            let rows = match (&answer.from, answer.take) {
-                (_, AnswerSteps::Every) => {
-                    let StackedOutput { shape, data } = std::mem::take(&mut self.every[at]);
-                    let (name, datatype) = (Arc::clone(&answer.name), answer.datatype);
-                    outputs.push(Tensor { name, datatype, shape, data: Bytes::from(data) });
-                    continue;
-                }
-                (AnswerFrom::Block(block, output), AnswerSteps::Last) => self.blocks[*block].last[*output].clone(),
-                (AnswerFrom::Root(of), AnswerSteps::Last) => {
-                    self.graph.as_ref().and_then(|graph| self.of_node(graph, root(wiring, graph), of))
-                }
-            };
-            let rows = rows.ok_or_else(|| ExecError(format!("no cell has left the output '{}'", answer.name)))?;
-            outputs.push(rows.to_host()?.to_tensor(&answer.name));
-        }
-        Ok(outputs)
-    }
 }
 
 impl Ahead {
     fn at(&self, step: u32) -> Option<CellRow> {
         self.steps.get(step.checked_sub(self.begins)? as usize).cloned()
+    }
+
+    /// Keeps the row of a step, which follows the last one or replaces it.
+    fn put(&mut self, step: u32, row: CellRow) {
+        self.steps.truncate(step.saturating_sub(self.begins) as usize);
+        self.steps.push_back(row);
     }
 }
 
