@@ -137,6 +137,7 @@ pub struct ModelMetrics {
     rows: AtomicU64,
     wasted: AtomicU64,
     padding: AtomicU64,
+    filled: AtomicU64,
     useful_elements: AtomicU64,
     padding_elements: AtomicU64,
     early_exits: AtomicU64,
@@ -185,8 +186,11 @@ pub struct ModelSnapshot {
     /// Number of rows computed for requests that had already ended. Such a row is a step queued
     /// before the end was known, or belongs to a client that was answered or went away.
     pub wasted_rows: u64,
-    /// Number of rows that only fill a batch: steps beyond the end of a sequence.
+    /// Number of rows that only fill a batch: steps beyond the end of a sequence, and rows up to
+    /// the next of the model's batch sizes.
     pub padding_rows: u64,
+    /// Number of rows that devices computed, with all padding.
+    pub executed_rows: u64,
     /// Number of elements (rows times length) computed for the requests' own lengths. Counts only
     /// models whose requests differ in length.
     pub useful_elements: u64,
@@ -253,6 +257,7 @@ impl ModelMetrics {
             rows: AtomicU64::new(0),
             wasted: AtomicU64::new(0),
             padding: AtomicU64::new(0),
+            filled: AtomicU64::new(0),
             useful_elements: AtomicU64::new(0),
             padding_elements: AtomicU64::new(0),
             early_exits: AtomicU64::new(0),
@@ -287,9 +292,10 @@ impl ModelMetrics {
         self.endings[ending as usize].fetch_add(1, Relaxed);
     }
 
-    /// Counts a batch that ended after `execution`.
-    pub(crate) fn on_batch(&self, rows: usize, execution: Nanos) {
+    /// Counts a batch that ended after `execution`. The device filled it up with `filled` rows.
+    pub(crate) fn on_batch(&self, rows: usize, filled: usize, execution: Nanos) {
         self.batch_rows.add(rows as i64);
+        self.filled.fetch_add(filled as u64, Relaxed);
         self.execution.add(execution);
         self.by_batch[rows - 1].add(execution);
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -368,7 +374,9 @@ impl ModelMetrics {
     pub fn snapshot(&self, live: usize) -> ModelSnapshot {
         let batch_rows = self.batch_rows.snapshot();
         let by_batch = self.by_batch.iter().map(AtomicTally::snapshot).enumerate();
+        let filled = self.filled.load(Relaxed);
         ModelSnapshot {
+            executed_rows: batch_rows.sum as u64 + filled,
             requests: Ending::ALL.into_iter().map(|e| (e, self.endings[e as usize].load(Relaxed))).collect(),
             rows: self.rows.load(Relaxed),
             batches: batch_rows.count,
@@ -377,7 +385,7 @@ impl ModelMetrics {
             queue_delay: self.queue_delay.snapshot(),
             batch_rows,
             wasted_rows: self.wasted.load(Relaxed),
-            padding_rows: self.padding.load(Relaxed),
+            padding_rows: self.padding.load(Relaxed) + filled,
             useful_elements: self.useful_elements.load(Relaxed),
             padding_elements: self.padding_elements.load(Relaxed),
             early_exits: self.early_exits.load(Relaxed),
@@ -522,7 +530,7 @@ mod tests {
     #[test]
     fn a_model_counts_requests_rows_and_batches_apart() {
         let metrics = ModelMetrics::new(8);
-        metrics.on_batch(3, Nanos(700));
+        metrics.on_batch(3, 1, Nanos(700));
         metrics.on_lost_rows(1, 2);
         metrics.on_success(false, 1, Nanos(1_000), Nanos(300), Nanos(700));
         metrics.on_success(true, 2, Nanos(2_000), Nanos(1_300), Nanos(700));
@@ -530,7 +538,8 @@ mod tests {
         metrics.on_refused();
         let seen = metrics.snapshot(7);
         assert_eq!((seen.rows, seen.batches, seen.live), (3, 1, 7));
-        assert_eq!((seen.batch_rows.sum, seen.wasted_rows, seen.padding_rows), (3, 1, 2));
+        assert_eq!((seen.batch_rows.sum, seen.wasted_rows, seen.padding_rows), (3, 1, 3));
+        assert_eq!(seen.executed_rows, 4);
         assert_eq!(seen.success, TallySnapshot { count: 2, ns: 3_000 });
         assert_eq!(seen.fail, TallySnapshot { count: 1, ns: 50 });
         assert_eq!(seen.by_batch, [(3, TallySnapshot { count: 1, ns: 700 })]);

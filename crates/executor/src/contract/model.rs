@@ -67,7 +67,7 @@ impl<T: EngineData> LoadedModel for EngineModel<T> {
     }
 
     fn batch_sizes(&self) -> &[usize] {
-        &self.plan.batch_sizes
+        if self.plan.sharing.is_stopped() { &[] } else { &self.plan.batch_sizes }
     }
 
     fn range(&self, input: &str) -> Option<(i64, i64)> {

@@ -26,7 +26,7 @@ use crate::requests::jobs::{JobTable, PartStage};
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_calibration::Ran;
 use ripieno_executor::{Loss, Rerun, Task, TaskMember, TaskResult};
-use ripieno_model::{Block, LaneTask};
+use ripieno_model::{Block, LaneTask, padded_size};
 use ripieno_sched::{CostScale, Limits, NetworkDelay, Outcome};
 use std::sync::Arc;
 
@@ -255,7 +255,8 @@ impl Dispatcher {
             MemberResults::cancel(&in_flight, jobs)
         } else {
             let (_, call, _) = jobs.owner(in_flight.members[0]);
-            call.model.metrics.on_batch(in_flight.rows, finished - started);
+            let filled = padded_size(call.model.loaded.batch_sizes(), in_flight.rows) - in_flight.rows;
+            call.model.metrics.on_batch(in_flight.rows, filled, finished - started);
             if let Some(Rerun { runs, cause }) = &rerun {
                 call.model.metrics.on_again();
                 tracing::debug!(model = call.model.name, runs, %cause, "a batch failed and was run again in parts");

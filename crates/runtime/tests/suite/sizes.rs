@@ -1,10 +1,12 @@
 //! Live: requests whose inputs differ in size, on a device whose time is in proportion to it.
 //! Bounds are generous: they tell a device that large requests fill from one that they do not.
 
+use crate::common::{Client, start as start_engine};
 use bytes::Bytes;
 use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::{
-    Device, Executor, LoadError, LoadedModel, MemberProgress, ModelSource, Sink, Task, TaskResult, Tensor,
+    BlockSource, Device, EmulatedEngine, EmulatedOptions, Executor, LoadError, LoadedModel, MemberProgress,
+    ModelSource, Sink, Task, TaskResult, Tensor,
 };
 use ripieno_model::{DataType, Model, Profile, TensorSpec};
 use ripieno_policies::{build_served, find, served_options};
@@ -178,5 +180,28 @@ fn large_requests_that_cannot_be_in_time_are_refused_and_small_ones_kept() {
         println!("{policy}: {ran} of {} large ones ran, {kept} of {} small ones answered", LARGE.0, SMALL.0);
         assert!(ran <= 12, "{policy}: {ran} large ones ran");
         assert!(kept * 10 >= SMALL.0 * 8, "{policy}: {kept} of {} small ones answered", SMALL.0);
+    }
+}
+
+/// A device fills a batch up to one of the model's sizes, unless the batch has that size.
+#[test]
+fn rows_up_to_a_batch_size_count_as_padding() {
+    let executor: Arc<dyn Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()));
+    let profile = Profile::linear(0.1, 0.1, 8).unwrap();
+    let spec = TensorSpec { name: "x".to_owned(), datatype: DataType::Uint8, shape: vec![-1, 1] };
+    let block = BlockSource { profile: Some(profile.clone()), ..BlockSource::new("m") };
+    let (inputs, outputs, batch_sizes) = (vec![spec.clone()], vec![spec], vec![1, 4, 8]);
+    let source = ModelSource { inputs, outputs, batch_sizes, ..ModelSource::new("m", vec![block], 8) };
+    let loaded = executor.load(&source).unwrap();
+    let limits = Limits { requests: 8, models: 1, batch: 8, ..Limits::ONE };
+    let engine = start_engine(&executor, 1, limits, 1);
+    let model = Model::whole("m", profile, Nanos::from_millis(60_000));
+    let served = ServedModel { model, loaded, max_queue: Some(8), max_queued_work: None, answer_late: false };
+    let client = Client::new(&engine, engine.load(served).unwrap());
+    for (rows, executed, padding) in [(3, 4, 1), (4, 8, 1), (1, 9, 1), (5, 17, 4)] {
+        let _ticket = client.submit(0, rows, None).unwrap();
+        client.next().1.unwrap();
+        let seen = engine.model_metrics(client.model).unwrap();
+        assert_eq!((seen.executed_rows, seen.padding_rows), (executed, padding), "{rows} rows");
     }
 }

@@ -220,10 +220,10 @@ fn requests(text: &mut MetricsText, rows: &[ModelRow]) {
     text.per_model(&Metric::counter("ripieno_good_requests_total", help), rows, |row| ended(row, Ending::Ok));
     text.per_model(&Metric::counter("ripieno_rows_total", "Rows answered."), rows, |row| row.model.rows);
     let help = "Rows of all batches, or steps and nodes where walks unfold: what the devices computed.";
-    text.per_model(&Metric::counter("ripieno_executed_rows_total", help), rows, |row| row.model.batch_rows.sum);
+    text.per_model(&Metric::counter("ripieno_executed_rows_total", help), rows, |row| row.model.executed_rows);
     let help = "Executed rows of requests that had ended: steps queued ahead, and requests whose client had gone.";
     text.per_user("ripieno_wasted_rows_total", help, rows, |row| row.model.wasted_rows);
-    let help = "Executed rows beyond the end of a sequence, which only fill a batch up.";
+    let help = "Executed rows that only fill a batch: beyond the end of a sequence, or up to a batch size.";
     text.per_user("ripieno_padding_rows_total", help, rows, |row| row.model.padding_rows);
     let help = "Of requests that differ in length: rows times length of what the batches computed of them.";
     text.per_user("ripieno_useful_elements_total", help, rows, |row| row.model.useful_elements);

@@ -177,6 +177,8 @@ struct Counters {
     at: Instant,
     tasks: u64,
     rows: f64,
+    /// Rows with all padding.
+    executed: u64,
     useless: u64,
     /// Elements computed for requests that differ in length, and elements of padding.
     elements: (u64, u64),
@@ -290,7 +292,8 @@ impl LoadedContestant {
             tasks_per_s: tasks / seconds,
             busy_fraction: busy_ns / (seconds * 1e9 * f64::from(self.devices)),
             padding_fraction: padding as f64 / ((useful + padding) as f64).max(1.0),
-            useless_fraction: (after.useless - before.useless) as f64 / rows.max(1.0),
+            useless_fraction: (after.useless - before.useless) as f64
+                / ((after.executed - before.executed) as f64).max(1.0),
             rows_gathered_per_row: (after.gathered - before.gathered) as f64 / rows.max(1.0),
             tasks_without_copy_fraction: (after.without_copy - before.without_copy) as f64 / tasks.max(1.0),
             task: PerTask::between(&before, &after),
@@ -344,6 +347,7 @@ impl LoadedContestant {
             at: Instant::now(),
             tasks: devices.iter().map(|device| device.batches).sum(),
             rows: model.batch_rows.sum as f64,
+            executed: model.executed_rows,
             useless: model.wasted_rows + model.padding_rows,
             elements: (model.useful_elements, model.padding_elements),
             busy_ns: devices.iter().map(|device| device.busy_ns).sum(),

@@ -216,7 +216,7 @@ impl Arena<'_> {
         let model = live.engine.model_metrics(ModelId(0)).context("the demo's model is loaded")?;
         let busy: u64 = live.engine.device_metrics().iter().map(|device| device.busy_ns).sum();
         let rows = model.batch_rows.sum as f64;
-        let useless = (model.wasted_rows + model.padding_rows) as f64 / rows.max(1.0);
+        let useless = (model.wasted_rows + model.padding_rows) as f64 / (model.executed_rows as f64).max(1.0);
         Ok(DemoRow {
             policy,
             goodput_rps: report.per_second(report.answered - report.late),
