@@ -355,3 +355,50 @@ impl Ending {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AFTER: Duration = Duration::from_millis(3);
+
+    /// Returns a failure of the next reason. It names each reason, so a new one does not compile
+    /// before it stands here.
+    fn next(last: &Failure) -> Option<Failure> {
+        let text = || "a text".to_owned();
+        Some(match last {
+            Failure::Expired => Failure::Hopeless,
+            Failure::Hopeless => Failure::TooLate { expected: AFTER * 2, retry_after: AFTER },
+            Failure::TooLate { .. } => Failure::TooLong { needed: AFTER },
+            Failure::TooLong { .. } => Failure::Overload(AFTER),
+            Failure::Overload(_) => Failure::Share(AFTER),
+            Failure::Share(_) => Failure::Cancelled,
+            Failure::Cancelled => Failure::Failed(text()),
+            Failure::Failed(_) => Failure::Outage { cause: text(), retry_after: AFTER },
+            Failure::Outage { .. } => Failure::QueueFull { bound: 7, retry_after: AFTER },
+            Failure::QueueFull { .. } => Failure::TooLarge { asked: text(), most: 7 },
+            Failure::TooLarge { .. } => Failure::NodesFull { held: 5, bound: 7, retry_after: AFTER },
+            Failure::NodesFull { .. } => Failure::Invalid(text()),
+            Failure::Invalid(_) => Failure::NotLoaded,
+            Failure::NotLoaded => Failure::Unloaded,
+            Failure::Unloaded => Failure::ShuttingDown,
+            Failure::ShuttingDown => return None,
+        })
+    }
+
+    #[test]
+    fn each_reason_passes_between_processes_unchanged() {
+        let all: Vec<Failure> = std::iter::successors(Some(Failure::Expired), next).collect();
+        for failure in &all {
+            let passed = Failure::from_numbers(failure.to_numbers(), failure.text().to_owned());
+            assert_eq!(passed.as_ref(), Some(failure));
+            let doubled = failure.clone().with_times(|time| time * 2);
+            assert_eq!(
+                doubled.retry_after(),
+                failure.retry_after().map(|time| if time == AFTER { AFTER * 2 } else { time })
+            );
+        }
+        let timed = all.iter().filter(|failure| failure.retry_after() == Some(AFTER));
+        assert_eq!(timed.count(), 6, "a reason with a time after which to retry is told with it");
+    }
+}
