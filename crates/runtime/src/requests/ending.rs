@@ -399,6 +399,6 @@ mod tests {
             );
         }
         let timed = all.iter().filter(|failure| failure.retry_after() == Some(AFTER));
-        assert_eq!(timed.count(), 6, "a reason with a time after which to retry is told with it");
+        assert_eq!(timed.count(), 6, "the time after which to retry is in retry_after_mut");
     }
 }

@@ -109,7 +109,9 @@ impl UnifiedScheduler {
             return;
         }
         let most = self.max_rows_beside_others(self.models.get(id));
-        let Some((first, rows)) = self.candidate(now, id, device, most) else { return };
+        let Some((first, rows, full)) = self.candidate(now, id, device, most) else { return };
+        // A batch into which the next request does not fit gains nothing from waiting for others.
+        let most = if full { rows } else { most };
         let (until, gain) = self.waits_until(now, device, id, (first, rows), most);
         let last = if idle == 1 { self.leaves_last_until(decision, id, (first, rows)) } else { now };
         let (until, gain) = if last > until { (last, WaitGain::LastDevice) } else { (until, gain) };
@@ -184,8 +186,9 @@ impl UnifiedScheduler {
     }
 
     /// Returns the largest batch of at most `most` rows that can be in time: from the first request
-    /// on, or from a later one if passing over some lets the batch reach its target.
-    fn candidate(&self, now: Time, id: ModelId, device: DeviceId, most: usize) -> Option<(u32, usize)> {
+    /// on, or from a later one if passing over some lets the batch reach its target. The flag says
+    /// whether the next request does not fit.
+    fn candidate(&self, now: Time, id: ModelId, device: DeviceId, most: usize) -> Option<(u32, usize, bool)> {
         let served = self.models.get(id);
         let device = &self.devices[device];
         let room = |first: u32| {
@@ -194,12 +197,13 @@ impl UnifiedScheduler {
         };
         let from = (served.queue.head()?, served.queue.rows());
         match served.queue.gather(&self.requests, from, served.load.wanted_batch().min(most), room) {
-            Some((first, rows, _)) => Some((first, rows)),
+            Some(batch) => Some(batch),
             None if served.drop == DropRule::Hopeless => None,
             // Requests that may be late keep a slow device busy.
             None => {
                 let room = most.max(self.requests.get(from.0).rows as usize);
-                Some((from.0, served.queue.fill(&self.requests, from.0, room, from.1)))
+                let rows = served.queue.fill(&self.requests, from.0, room, from.1);
+                Some((from.0, rows, (rows as u64) < from.1))
             }
         }
     }
@@ -224,7 +228,7 @@ impl UnifiedScheduler {
         let deadline = self.requests.get(first).deadline - served.load.waits.blocking;
         let promised = |rows: usize| self.devices[device].takes(load.promised(rows));
         let frontrun = self.frontrun(served, device, (first, rows));
-        let spaced = self.spaced_from(served, price > Price::ZERO).min(frontrun).max(now);
+        let spaced = self.spaced_from(served, price > Price::ZERO, most).min(frontrun).max(now);
         // If no more rows arrived within the window than wait here, nothing is known of future
         // ones.
         let known = load.arrivals.rate.rate(now).filter(|rate| price > Price::ZERO && rate.rows > rows as u64);
@@ -271,15 +275,16 @@ impl UnifiedScheduler {
         if is_needed { self.frontrun(served, device, (first, rows)) } else { now }
     }
 
-    /// Returns the time from which a batch is well spaced from the last one, so that devices become
-    /// free one after the other. The more random the arrivals, the less spacing gains. While device
-    /// time is `short`, batches are spaced in any case, since a batch that is large by chance
-    /// passes over its oldest requests.
-    fn spaced_from(&self, served: &UnifiedEntry, short: bool) -> Time {
+    /// Returns the time from which a batch of at most `most` rows is well spaced from the last one,
+    /// so that devices become free one after the other. The more random the arrivals, the less
+    /// spacing gains. While device time is `short`, batches are spaced in any case, since a batch
+    /// that is large by chance passes over its oldest requests.
+    fn spaced_from(&self, served: &UnifiedEntry, short: bool, most: usize) -> Time {
         let load = &served.load;
         let devices = self.devices_of(served) as i64;
         let size =
             if short { load.sizes.min_stable_batch } else { load.sizes.fastest_batch.min(load.sizes.min_stable_batch) };
+        let size = size.min(most);
         if devices <= 1 || size <= 1 {
             return Time::ORIGIN;
         }
