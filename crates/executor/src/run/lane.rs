@@ -232,7 +232,7 @@ impl LaneLoop {
             let Some((task, step)) = ended.then(|| self.steps.pop_front()).flatten() else { continue };
             // The device began the step when it was launched, or when the one before it had ended.
             let started = busy_until.map_or(step.launched(), |until| step.launched().max(until));
-            let done = catch_panic(|| self.worker.settle(&task, step));
+            let done = catch_panic(|| self.worker.settle(&task, step, started));
             let finished = Instant::now();
             busy_until = Some(finished);
             let outcome = done.map(|CompletedTask { progress, .. }| progress);

@@ -147,12 +147,17 @@ impl Worker {
         self.on_device(model).is_none_or(|(_, device)| device.wait(stop))
     }
 
-    /// Settles the oldest step in flight, which is the task's.
-    pub(crate) fn settle(&mut self, task: &Task, step: StepInFlight) -> Result<CompletedTask, ExecError> {
+    /// Settles the oldest step in flight, which is the task's. The device began it at `started`.
+    pub(crate) fn settle(
+        &mut self,
+        task: &Task,
+        step: StepInFlight,
+        started: Instant,
+    ) -> Result<CompletedTask, ExecError> {
         let account = Arc::clone(&self.account);
         let device = self.on_device(task.model).and_then(|(plan, device)| Some((plan.cells.clone()?, device)));
         let (cells, device) = device.ok_or_else(|| ExecError("the model was detached".to_owned()))?;
-        let done = cells::settle(&cells, device, task, step, &account);
+        let done = cells::settle(&cells, device, task, step.begun(started), &account);
         self.note_end(task.model);
         done
     }

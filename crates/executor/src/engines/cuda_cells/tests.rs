@@ -279,10 +279,16 @@ fn steps_of_one_request_are_launched_before_the_first_has_ended() {
     (0..3).for_each(|node| bench.submit(0, 0, vec![TaskMember { walk: 1, ..member(0, node, &entry) }]));
     bench.wait_for_steps(3);
     assert!(bench.results.try_recv().is_err(), "no step has ended");
+    let (launched, before) = (Instant::now(), bench.device.spent());
+    while launched.elapsed() < Duration::from_millis(2) {
+        std::thread::yield_now();
+    }
     bench.host.hold(false);
     let progress: Vec<MemberProgress> = (0..3).map(|_| bench.result().unwrap().remove(0)).collect();
     assert_eq!(progress.iter().map(|one| one.ended).collect::<Vec<_>>(), [false, false, true]);
     assert_eq!(progress[2].outputs, expected);
+    let computed = bench.device.spent().compute_ns - before.compute_ns;
+    assert!(computed >= 2_000_000, "the device held the first step for 2 ms, not {computed} ns");
 }
 
 /// The step of one member fails while later steps of it are in flight.

@@ -85,6 +85,8 @@ pub(crate) struct StepInFlight {
     /// Time that the launch took.
     gather_ns: u64,
     launched: Instant,
+    /// Time at which the device began the step.
+    started: Instant,
 }
 
 /// Launches a task's step and plans it. Fewer steps than the runner's depth must be in flight, all
@@ -117,13 +119,19 @@ pub(crate) fn launch(
         // The step runs all the same.
         walks.iter().for_each(|member| failures[member.at] = Some(cause.clone()));
     }
-    Ok(StepInFlight { walks, failures, step, gather_ns: watch.lap_ns(), launched: Instant::now() })
+    let (gather_ns, launched) = (watch.lap_ns(), Instant::now());
+    Ok(StepInFlight { walks, failures, step, gather_ns, launched, started: launched })
 }
 
 impl StepInFlight {
     /// Returns the time at which the step was launched.
     pub(crate) fn launched(&self) -> Instant {
         self.launched
+    }
+
+    /// Sets the time at which the device began the step.
+    pub(crate) fn begun(self, started: Instant) -> StepInFlight {
+        StepInFlight { started, ..self }
     }
 }
 
@@ -137,12 +145,13 @@ pub(crate) fn settle(
     account: &DeviceCounters,
 ) -> Result<CompletedTask, ExecError> {
     let mut guard = AbandonOnDrop { cells, task, failed: true };
-    let StepInFlight { walks, failures, step, gather_ns, .. } = in_flight;
+    let StepInFlight { walks, failures, step, gather_ns, started, .. } = in_flight;
     let (block, wiring) = (task.block.index(), &cells.wiring);
     let wanted: Vec<Option<u32>> = walks.iter().map(MemberWalk::wanted).collect();
-    let mut watch = LapTimer::start();
     let outputs = CellOutputs::Device(catch_panic(|| runner.settle(step, &wanted))?);
-    let compute_ns = watch.lap_ns();
+    // The lane has waited for the end already, and may have launched others meanwhile.
+    let compute_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let mut watch = LapTimer::start();
     let mut progress = vec![MemberProgress::default(); task.members.len()];
     for (row, member) in walks.iter().enumerate() {
         progress[member.at] = settle_member(wiring, block, member, &outputs, row);
