@@ -8,6 +8,8 @@ use ripieno_policies::{build, find};
 use ripieno_sched::{Limits, Options, Setup};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, Scenario, Trace, World, simulate};
+use ripieno_workload::{stream, unit};
+use std::fmt::Write as _;
 
 #[test]
 fn a_batch_that_cannot_grow_starts_immediately() {
@@ -42,5 +44,28 @@ fn a_file_may_list_requests_of_several_rows() {
         let mut scenario = Scenario::read(&file).unwrap();
         scenario.serve_under(find(policy).unwrap(), Options::new());
         assert_eq!(simulate(&scenario, None).unwrap().total.requests, 2, "{policy}");
+    }
+}
+
+/// Beyond the peak: no number of these requests fills the largest batch, of 32 rows.
+#[test]
+fn requests_that_do_not_fill_a_batch_keep_the_devices_busy() {
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
+    for (rows, devices, capacity) in [(3, 1, 526.0), (3, 4, 2_105.0), (12, 4, 500.0), (17, 4, 320.0)] {
+        let name = format!("unfilled-{rows}-{devices}");
+        let (mut random, mut at_ms, mut listed) = (stream(1, rows), 0.0, "arrival_ms,model,rows\n".to_owned());
+        while at_ms < 3_000.0 {
+            at_ms -= (1.0 - unit(&mut random)).ln() * 1e3 / (1.5 * capacity);
+            writeln!(listed, "{at_ms},m,{rows}").unwrap();
+        }
+        std::fs::write(folder.join(format!("{name}.csv")), listed).unwrap();
+        let model = "[[model]]\nname = \"m\"\nalpha_ms = 0.5\nbeta_ms = 4\nmax_batch = 32\nslo_ms = 100\n";
+        let scenario = format!("requests_file = \"{name}.csv\"\n[cluster]\ndevices = {devices}\n{model}");
+        let file = folder.join(format!("{name}.toml"));
+        std::fs::write(&file, scenario).unwrap();
+        let mut scenario = Scenario::read(&file).unwrap();
+        scenario.serve_under(find("unified").unwrap(), Options::new());
+        let good = simulate(&scenario, None).unwrap().total.goodput_rps;
+        assert!(good > 0.95 * capacity, "{good}/s of {capacity}/s, {rows} rows, {devices} devices");
     }
 }
