@@ -33,6 +33,10 @@ const SECOND: Nanos = Nanos(1_000_000_000);
 /// Bounds on the part of the devices that is divided, in parts of 1024.
 const ALL: i64 = 1024;
 const LEAST: i64 = 512;
+/// Time without a request after which a flow no longer limits others, though its demand takes
+/// longer to fade. A flow that can be hurt loses more than one request a second, so it is rarely
+/// silent for so long.
+const GONE: Nanos = Nanos(4 * SECOND.0);
 /// Scale of [`Flow::known`]: one whole second.
 const WHOLE: i64 = 1 << 20;
 /// Reciprocal of the share of work that flows below their share may lose before the divided part is
@@ -249,7 +253,8 @@ impl Shares {
     /// model above its share.
     fn divide(&mut self, now: Time) {
         let flows = || self.active.iter().map(|&flow| &self.flows[flow as usize]);
-        let (several, mixed) = (self.active.len() > 1, flows().any(|flow| flow.mixed));
+        let several = flows().filter(|flow| now - flow.last_request < GONE).count() > 1;
+        let mixed = flows().any(|flow| flow.mixed);
         let contended = mixed || (several && self.tick < self.harmed_until);
         let level = self.level().filter(|_| contended);
         if level.is_none() {
@@ -451,6 +456,25 @@ mod tests {
         let let_in: usize = (6_000..10_000).map(|at| asks(at, false).1).sum();
         assert!((3_500..4_300).contains(&let_in), "{let_in}");
         assert!((80_000..81_000).all(|at| asks(at, false) == (true, 4)));
+    }
+
+    #[test]
+    fn a_flow_that_has_stopped_limits_no_other() {
+        let mut shares = Shares::new(&LIMITS);
+        let mut asks = |at: i64, both: bool| {
+            let now = Time(at * MS);
+            shares.tick(now, &mut DeviceUse::new(&LIMITS, 1, 1));
+            if both {
+                shares.admit(now, 0, MS, 0);
+                shares.on_loss(now, 0, 0);
+            }
+            (0..2).filter(|_| shares.admit(now, CLIENTS as u32, MS, 0)).count()
+        };
+        let limited: usize = (0..3_000).map(|at| asks(at, true)).sum();
+        assert!(limited < 3_000, "{limited}");
+        let silent = 3_000 + GONE.0 / MS + TICK_NS / MS;
+        (3_000..silent).for_each(|at| drop(asks(at, false)));
+        assert!((silent..silent + 1_000).all(|at| asks(at, false) == 2));
     }
 
     #[test]
