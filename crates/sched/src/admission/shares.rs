@@ -473,7 +473,8 @@ mod tests {
         let limited: usize = (0..3_000).map(|at| asks(at, true)).sum();
         assert!(limited < 3_000, "{limited}");
         let silent = 3_000 + GONE.0 / MS + TICK_NS / MS;
-        (3_000..silent).for_each(|at| drop(asks(at, false)));
+        let held = (3_000..silent).filter(|&at| asks(at, false) < 2).count();
+        assert!(held > 0, "its last requests count for a while");
         assert!((silent..silent + 1_000).all(|at| asks(at, false) == 2));
     }
 
