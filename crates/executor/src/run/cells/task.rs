@@ -399,7 +399,7 @@ fn settle_member(
 ) -> MemberProgress {
     let Some(mut walk) = member.state() else { return MemberProgress::default() };
     let settled = match outputs.failure(row) {
-        // What is beyond the end of the walk is computed from anything.
+        // Beyond the end of the walk, a step computes values that no answer holds.
         Some(_) if walk.is_padding(wiring, block, member.node) => Ok(MemberProgress::default()),
         Some(cause) => Err(cause),
         None => walk.settle(wiring, block, member.node, &|output| outputs.row(output, row)),
