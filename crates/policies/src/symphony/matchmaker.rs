@@ -89,8 +89,8 @@ struct MatchedModel {
     instances: usize,
 }
 
-/// Pause after a grant that was returned unused, unless the device is released or the model offers
-/// again before.
+/// Pause of a device after a grant that was returned unused, unless another task of the device ends
+/// before. A model whose waiting requests are all too slow there would be granted it without end.
 const SET_ASIDE: Nanos = Nanos::from_millis(1);
 
 impl Matchmaker {
