@@ -16,6 +16,11 @@ import urllib.request
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TARGET = pathlib.Path(os.environ.get("RIPIENO_TARGET", ROOT / "target"))
 BINARY = TARGET / "debug" / "ripieno"
+if BINARY.exists():
+    # A build in the midst of the tests removes the file before it writes it anew: a second name of it stays.
+    _LINKED = tempfile.TemporaryDirectory(prefix="tested-", dir=TARGET)
+    os.link(BINARY, pathlib.Path(_LINKED.name, BINARY.name))
+    BINARY = pathlib.Path(_LINKED.name, BINARY.name)
 
 READY_S = 120
 STOP_S = 60

@@ -127,10 +127,10 @@ impl SchedulerShared {
         let is_primary = self.leadership.is_primary();
         let mut peers = self.peers.lock();
         let present = peers.present();
+        let Some(plan) = peers.plan.clone().filter(|_| present.iter().any(|&backends| backends > 0)) else { return };
         if !std::mem::replace(&mut peers.lists_parts, true) {
             peers.frontends.values().for_each(|frontend| peers.send_models(frontend));
         }
-        let Some(plan) = peers.plan.clone().filter(|_| present.iter().any(|&backends| backends > 0)) else { return };
         let merged = plan.merged(&plan.shares(present.iter().sum(), &present));
         if peers.effective.as_ref() != Some(&merged) {
             for name in plan.sub_clusters.iter().flat_map(|part| &part.models) {

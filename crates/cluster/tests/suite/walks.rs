@@ -21,7 +21,7 @@ use ripieno_executor::{
 };
 use ripieno_model::{Block, DataType, DropRule, Model, Profile, Steps, Walk};
 use ripieno_runtime::{DeviceSnapshot, DeviceState, Engine, Failure, HangBound, Job, JobResult, ServedModel};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
@@ -29,6 +29,8 @@ const LONGEST: usize = 12;
 /// Number of ids that the cells' embedding knows.
 const IDS: usize = 17;
 const MAX_BATCH: usize = 8;
+/// No request that is to try again.
+const NONE: [&str; 0] = [];
 
 const WALKS: [Walk; 6] =
     [Walk::Repeat, Walk::Stacked, Walk::Bidirectional, Walk::EncodeDecode, Walk::Tree, Walk::Graph];
@@ -204,39 +206,37 @@ fn job(model: ModelId, number: usize, sender: &Sender<(usize, JobResult)>) -> Jo
 }
 
 /// Submits requests of all walks; calls `then` when half of them are submitted and some answered.
-/// Waits for one answer of each: the right one, or one that permits a retry. Returns the number of
-/// right ones.
-fn drive(client: &Client, numbers: usize, expected: &BTreeMap<usize, Vec<Tensor>>, then: impl FnOnce()) -> usize {
+/// Waits for one answer of each: the right one, or one that permits a retry. Returns the latter.
+fn drive(client: &Client, numbers: usize, expected: &BTreeMap<usize, Vec<Tensor>>, then: impl FnOnce()) -> Vec<String> {
     let ids = WALKS.map(|walk| client.model(walk.name()));
     let answered = || ids.iter().map(|&id| client.frontend.model(id).map_or(0, |of| of.success.count)).sum::<u64>();
-    let (before, mut then, mut taken) = (answered(), Some(then), 0);
+    let (before, mut then, mut again) = (answered(), Some(then), Vec::new());
     for number in 0..numbers {
         if number == numbers / 2 {
             until("some are answered", || answered() > before + numbers as u64 / 8);
             then.take().into_iter().for_each(|then| then());
         }
         match client.frontend.submit(job(ids[number % WALKS.len()], number, &client.sender)) {
-            Ok(_) => taken += 1,
-            Err(Failure::Outage { .. }) => {}
+            Ok(_) => {}
+            Err(Failure::Outage { cause, .. }) => again.push(format!("{number} was refused: {cause}")),
             Err(other) => panic!("request {number}: {other}"),
         }
     }
-    let mut seen: BTreeMap<usize, bool> = BTreeMap::new();
-    for _ in 0..taken {
+    let mut seen = BTreeSet::new();
+    for _ in again.len()..numbers {
         let (number, answer) = client.answers.recv_timeout(SAFETY).expect("each has an answer");
-        let right = match answer {
+        match answer {
             Ok(answered) => {
                 assert_eq!(&answered.outputs, &expected[&number], "request {number}, {:?}", walk_of(number));
-                true
             }
-            Err(Failure::Outage { .. }) => false,
+            Err(Failure::Outage { cause, .. }) => again.push(format!("{number}, {:?}: {cause}", walk_of(number))),
             Err(other) => panic!("request {number}, {:?}: {other}", walk_of(number)),
-        };
-        assert!(seen.insert(number, right).is_none(), "request {number} was answered twice");
+        }
+        assert!(seen.insert(number), "request {number} was answered twice");
     }
     assert!(client.answers.try_recv().is_err(), "more answers than requests");
     assert!(ids.iter().all(|&id| client.frontend.model(id).unwrap().live == 0));
-    seen.values().filter(|right| **right).count()
+    again
 }
 
 /// A scheduler, two backends and a client.
@@ -274,7 +274,7 @@ fn answers_are_those_of_one_process(policy: &'static str) {
     );
     assert!(expected.values().all(|outputs| !outputs.is_empty() && outputs.iter().all(|of| !of.data.is_empty())));
     let cluster = Cluster::start(policy, HangBound::default(), [cpu(), cpu()]);
-    assert_eq!(drive(&cluster.client, REQUESTS, &expected, || {}), REQUESTS);
+    assert_eq!(drive(&cluster.client, REQUESTS, &expected, || {}), NONE);
     let engine = cluster.scheduler.engine().unwrap();
     let batches = |device: &DeviceSnapshot| device.batches;
     assert!(engine.device_metrics().iter().map(batches).all(|batches| batches > 0), "both have run some");
@@ -296,8 +296,8 @@ fn walks_on_a_backend_that_dies_begin_again_elsewhere() {
     const REQUESTS: usize = 600;
     let expected = OneProcess::start(1).answers(REQUESTS);
     let cluster = Cluster::start("unified", HangBound::default(), [cpu(), cpu()]);
-    let right = drive(&cluster.client, REQUESTS, &expected, || cluster.backends[0].stop.abort());
-    assert!(right > REQUESTS / 2, "{right} were answered");
+    let again = drive(&cluster.client, REQUESTS, &expected, || cluster.backends[0].stop.abort());
+    assert!(again.len() < REQUESTS / 2, "{again:?}");
     cluster.end();
 }
 
@@ -306,8 +306,7 @@ fn walks_on_a_backend_that_leaves_are_not_lost() {
     const REQUESTS: usize = 600;
     let expected = OneProcess::start(1).answers(REQUESTS);
     let cluster = Cluster::start("unified", HangBound::default(), [cpu(), cpu()]);
-    let right = drive(&cluster.client, REQUESTS, &expected, || cluster.backends[0].stop.leave());
-    assert_eq!(right, REQUESTS);
+    assert_eq!(drive(&cluster.client, REQUESTS, &expected, || cluster.backends[0].stop.leave()), NONE);
     cluster.end();
 }
 
@@ -318,12 +317,12 @@ fn walks_on_a_backend_that_hangs_begin_again_elsewhere_and_it_comes_again() {
     let hang = HangBound { times: 1, least: Nanos::from_millis(100) };
     let hanging = Hanging::over(cpu());
     let cluster = Cluster::start("unified", hang, [cpu(), hanging.clone()]);
-    let right = drive(&cluster.client, REQUESTS, &expected, || hanging.set(true));
-    assert!(right > REQUESTS / 2, "{right} were answered");
+    let again = drive(&cluster.client, REQUESTS, &expected, || hanging.set(true));
+    assert!(again.len() < REQUESTS / 2, "{again:?}");
     hanging.set(false);
     until("it has come again", || cluster.scheduler.engine().is_some_and(|engine| engine.device_metrics().len() == 2));
     // Its slots hold walks of the time before.
-    assert_eq!(drive(&cluster.client, REQUESTS, &expected, || {}), REQUESTS);
+    assert_eq!(drive(&cluster.client, REQUESTS, &expected, || {}), NONE);
     cluster.end();
 }
 
@@ -379,9 +378,7 @@ fn walks_in_flight_at_a_hand_over_end_or_begin_again() {
     for _ in 0..2 {
         let primary = spares.whole();
         let mut lost = spares.schedulers.take(primary);
-        let right = drive(&spares.client, REQUESTS, &expected, || drop(lost.take()));
-        // On a busy machine, one client may have to try again.
-        assert!(right + 1 >= REQUESTS, "{right} of {REQUESTS}");
+        assert_eq!(drive(&spares.client, REQUESTS, &expected, || drop(lost.take())), NONE);
         spares.schedulers.start_again(primary, InitialPlan::Whole);
     }
     spares.end();
@@ -394,33 +391,33 @@ fn whatever_fails_and_however_often_each_walk_has_one_answer() {
     const REQUESTS: usize = 500;
     let expected = OneProcess::start(1).answers(REQUESTS);
     let hang = HangBound { times: 1, least: Nanos::from_millis(250) };
-    let (mut spares, mut right) = (Spares::start(3, hang), 0);
+    let (mut spares, mut again) = (Spares::start(3, hang), Vec::new());
     for fault in 0..20 {
         let primary = spares.whole();
-        right += match fault % 4 {
+        again.extend(match fault % 4 {
             0 => {
                 let mut lost = spares.schedulers.take(primary);
-                let right = drive(&spares.client, REQUESTS, &expected, || drop(lost.take()));
+                let again = drive(&spares.client, REQUESTS, &expected, || drop(lost.take()));
                 spares.schedulers.start_again(primary, InitialPlan::Whole);
-                right
+                again
             }
             1 | 2 => {
                 let (gone, _) = spares.backends.remove(fault % 3);
                 let goes = || if fault % 4 == 1 { gone.stop.abort() } else { gone.stop.leave() };
-                let right = drive(&spares.client, REQUESTS, &expected, goes);
+                let again = drive(&spares.client, REQUESTS, &expected, goes);
                 gone.thread.join().unwrap();
                 spares.start_backend();
-                right
+                again
             }
             _ => {
                 let hanging = Arc::clone(&spares.backends[fault % 3].1);
-                let right = drive(&spares.client, REQUESTS, &expected, || hanging.set(true));
+                let again = drive(&spares.client, REQUESTS, &expected, || hanging.set(true));
                 hanging.set(false);
-                right
+                again
             }
-        };
+        });
     }
-    assert!(right > 20 * REQUESTS / 8, "{right} were answered");
+    assert!(again.len() < 20 * REQUESTS * 7 / 8, "{again:?}");
     spares.end();
 }
 
@@ -494,7 +491,7 @@ fn what_a_walk_does_not_take_is_refused_as_by_one_process() {
     }
     // The cluster goes on, and no request counts as one on which the engine failed.
     let expected = one.answers(60);
-    assert_eq!(drive(&cluster.client, 60, &expected, || {}), 60);
+    assert_eq!(drive(&cluster.client, 60, &expected, || {}), NONE);
     let engine = cluster.scheduler.engine().unwrap();
     assert!(engine.all_metrics().iter().all(|(_, _, model)| model.bad_requests == 0));
     cluster.end();
