@@ -2,7 +2,7 @@
 //! the requirements stay the same. There are two, because PyTorch, which only the exporter's tests
 //! need, fills gigabytes.
 
-use crate::steps::{cargo, output, root, step};
+use crate::steps::{build_alike, cargo, output, root, step};
 use anyhow::{Context, Result, bail};
 use std::collections::hash_map::DefaultHasher;
 use std::ffi::OsStr;
@@ -78,6 +78,7 @@ impl Environment {
         let mut command = Command::new(self.python());
         command.arg(path).current_dir(root()).env("ORT_DYLIB_PATH", self.onnxruntime()?);
         command.env("RIPIENO_TARGET", &self.target).env("PYTHONDONTWRITEBYTECODE", "1");
+        build_alike(&mut command);
         Ok(command)
     }
 

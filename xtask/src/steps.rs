@@ -23,11 +23,16 @@ pub(crate) fn cargo(arguments: &[&str]) -> Command {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.args(arguments).current_dir(root());
+    build_alike(&mut command);
+    command
+}
+
+/// Lets a program's cargo build as ours does: what is built is then there, and not built again.
+pub(crate) fn build_alike(command: &mut Command) {
     if let Some(linter) = LINTER.get() {
         // As cargo clippy passes it on.
         command.env("RUSTC_WORKSPACE_WRAPPER", linter).env("CLIPPY_ARGS", "-D__CLIPPY_HACKERY__warnings");
     }
-    command
 }
 
 /// From now on our crates are linted when they are built: a build for lints alone would compile all
