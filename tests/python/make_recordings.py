@@ -1,4 +1,4 @@
-"""Makes the three small recordings of live overload that `crates/cli/tests/recordings.rs` replays.
+"""Makes the three small recordings of live overload that `crates/cli/tests/suite/recordings.rs` replays.
 
     python tests/python/make_recordings.py BINARY FOLDER [--seconds S]
 

@@ -1,9 +1,7 @@
 //! `ripieno frontend`, `scheduler` and `backend` as processes: they answer as `serve` does, and
 //! each request has one answer, whichever process is killed.
 
-mod processes;
-
-use processes::{ANYWHERE, Folder, Process, SAFETY, backend, call, echo, fp32, frontend, infer, until_ready};
+use crate::processes::{ANYWHERE, Folder, Process, SAFETY, backend, call, echo, fp32, frontend, infer, until_ready};
 use serde_json::{Value, json};
 use std::fmt::Debug;
 use std::path::Path;

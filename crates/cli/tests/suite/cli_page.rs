@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
-const PAGE: &str = include_str!("../../../docs/reference/cli.md");
+const PAGE: &str = include_str!("../../../../docs/reference/cli.md");
 const SERVERS: [&str; 4] = ["serve", "frontend", "scheduler", "backend"];
 /// Flags that every command has.
 const COMMON: [&str; 3] = ["--help", "--help-all", "--version"];

@@ -1,8 +1,7 @@
 //! `ripieno simulate --recording`: a live run on an emulated device is recorded by the runtime, and
 //! its arrivals simulated.
 
-mod live;
-
+use crate::live;
 use bytes::Bytes;
 use ripieno_base::Nanos;
 use ripieno_executor::Tensor;

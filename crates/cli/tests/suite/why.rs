@@ -1,8 +1,7 @@
 //! `why`, `doctor` and `simulate --what-if` on a recorded live run of an emulated device whose SLO
 //! is too short for its load.
 
-mod live;
-
+use crate::live;
 use bytes::Bytes;
 use ripieno_base::Nanos;
 use ripieno_executor::Tensor;

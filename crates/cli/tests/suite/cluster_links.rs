@@ -5,11 +5,7 @@
 //! `RIPIENO_TEST_LINKS=10000` makes all faults and goes on until that many requests are
 //! answered.
 
-mod links;
-#[expect(dead_code, reason = "the tests on loopback use the rest")]
-mod processes;
-
-use links::{Cluster, Fault, Load};
+use crate::links::{self, Cluster, Fault, Load};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -40,7 +36,7 @@ fn survives(cluster: &mut Cluster, faults: &[Fault], least: usize) {
 
 #[test]
 fn a_cut_link_loses_no_request_and_is_worked_around() {
-    if !links::enter("a_cut_link_loses_no_request_and_is_worked_around") {
+    if !links::enter("cluster_links::a_cut_link_loses_no_request_and_is_worked_around") {
         return;
     }
     let least = std::env::var("RIPIENO_TEST_LINKS").map(|least| least.parse().unwrap());

@@ -3,11 +3,8 @@
 //! Real roles run and are broken; their pages are scraped and the expressions are evaluated here.
 //! Where `promtool` is installed, it checks the files, too.
 
-mod processes;
-mod promql;
-
-use processes::{ANYWHERE, Folder, Process, SAFETY, backend, call, echo, fp32, frontend, infer, until_ready};
-use promql::{Scrapes, Vector, page};
+use crate::processes::{ANYWHERE, Folder, Process, SAFETY, backend, call, echo, fp32, frontend, infer, until_ready};
+use crate::promql::{Scrapes, Vector, page};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
