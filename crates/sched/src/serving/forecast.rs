@@ -2,9 +2,9 @@
 //!
 //! A newcomer waits for a device, and for the requests of its model that go before it. The next
 //! batch has as many of these as its head's deadline allows. The others run in full batches, at the
-//! speed of the devices that other models leave to the model. In cells, a newcomer also waits for
-//! requests that have begun, beyond a full step of each device. Then it runs, with the requests
-//! that join its batch until the start.
+//! speed of the devices that other models leave to the model. In cells, a newcomer waits for the
+//! requests beyond a full step of each device. Then it runs, with the requests that join its batch
+//! until the start.
 //!
 //! If the run ends after its deadline on average, it is refused immediately instead of shortly
 //! before the deadline.
@@ -84,20 +84,19 @@ impl UnifiedScheduler {
         now + begin + served.load.of_batch((last + joining).min(full), request.extent.length)
     }
 
-    /// Returns the time by which a newcomer in cells is expected to be answered; `now` if nothing
-    /// waits before it.
+    /// Returns the time by which a newcomer in cells is expected to be answered; `now` if it joins
+    /// the next step.
     fn forecast_of_cells(&self, now: Time, request: &Request) -> Time {
         let (served, of_cells) = (self.models.get(request.model), self.cells.served(request.model));
         let (most, devices) = (of_cells.cells[0].max, self.devices_of(served));
-        let full = served.model.blocks[0].profile.latency(most);
         let newcomer = self.cells.newcomer(request, devices);
         // Live requests beyond the next full steps wait for a place in one.
-        let ahead = of_cells.live.saturating_sub(most * devices / newcomer.rows).max(of_cells.waiting);
-        let like = served.load.steps_like(full);
-        let before = like(served.load.demand.work * ahead as i64);
-        if before == Nanos::ZERO {
+        let ahead = of_cells.live.saturating_sub(most * devices / newcomer.rows);
+        if ahead == 0 {
             return now;
         }
+        let like = served.load.steps_like(served.model.blocks[0].profile.latency(most));
+        let before = like(served.load.demand.work * ahead as i64);
         // The places of a full step become free together, so a newcomer waits up to a walk for
         // one.
         let walk = like(newcomer.own);

@@ -153,6 +153,7 @@ fn cases_that_were_found_by_chance() {
         ("costs-grow-faster-than-rows", "unified", None, 0, 660.0),
         ("lone-row-beyond-half-the-slo", "unified", None, 0, 1_600.0),
         ("cells-step", "unified", None, 0, 370.0),
+        ("cells-tight-slo", "unified", None, 0, 1_300.0),
         ("cells-bursts-on-four-devices", "unified", None, 0, 1_990.0),
         ("trees-on-eight-devices", "unified", None, 0, 7_700.0),
         ("tight-beside-slow", "unified", None, 1, 76.0),
