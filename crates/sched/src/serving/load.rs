@@ -111,12 +111,10 @@ impl LoadEstimate {
 
     /// Updates the time for which models wait for each other.
     fn refresh_waits(&self, now: Time, models: &mut Models<UnifiedModel>, devices: u64) {
-        // The device time that batches of other models may take before a request of this one: half
-        // of its slack on each device. The other half is left to requests that are as urgent.
-        let wait = |served: &UnifiedEntry| {
-            let slack = (served.model.slo - served.load.mean(1)).max(Nanos::ZERO);
-            Nanos(slack.0 / 2).scale(devices, 1)
-        };
+        // The device time that batches of other models may take before a request of this one: its
+        // slack on each device. Half of one slack is left to requests that are as urgent.
+        let wait =
+            |served: &UnifiedEntry| (served.model.slo - served.load.mean(1)).max(Nanos::ZERO).scale(2 * devices - 1, 2);
         let active = in_batches(models).filter(|(_, served)| served.load.arrivals.rate.rate(now).is_some());
         let mut shortest = [(Nanos::MAX, None); 2];
         for (id, served) in active {

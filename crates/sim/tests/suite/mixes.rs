@@ -56,6 +56,13 @@ fn a_backlog_of_cells_makes_batches_of_a_tight_model_large() {
 }
 
 #[test]
+fn batches_beside_a_tight_model_are_cut_no_further_than_it_can_wait() {
+    let slack = &served("slack-beside-tight").models[1];
+    let mean = slack.figures.mean_ms.unwrap();
+    assert!(mean <= 10.0, "{mean} ms");
+}
+
+#[test]
 fn the_last_requests_of_a_model_do_not_wait_for_others_that_never_come() {
     let whole = &served("whole-that-stops").models[1];
     let mean = whole.figures.mean_ms.unwrap();
