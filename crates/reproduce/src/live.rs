@@ -153,7 +153,8 @@ pub(crate) fn cluster(context: &ReproduceContext, case: &ScenarioCase) -> anyhow
     let Contender { policy, options, .. } = &case.contender;
     let mut options: Vec<String> =
         options.iter().map(|(key, value)| format!("{key}={}", value.trim_matches('"'))).collect();
-    if let Some(CaseNetwork::MeasuredUs { estimate, .. }) = case.network {
+    let plans = ripieno_policies::find(policy)?.has("control_us");
+    if let Some(CaseNetwork::MeasuredUs { estimate, .. }) = case.network.filter(|_| plans) {
         options.push(format!("control_us={estimate:.1}"));
     }
     let setup = ClusterSetup {

@@ -489,3 +489,11 @@ fn a_model_is_released_on_kubernetes_as_documented() {
         assert!(begun.elapsed() < SAFETY, "the new backend never serves");
     }
 }
+
+#[test]
+fn a_scheduler_with_an_option_that_its_policy_lacks_ends() {
+    let words = ["scheduler", "--listen", ANYWHERE, "--policy", "nexus", "--option", "control_us=5"];
+    let output = Command::new(env!("CARGO_BIN_EXE_ripieno")).args(words).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && error.contains("has no option \"control_us\""), "{error}");
+}

@@ -142,8 +142,11 @@ const HANG_TIMES: u32 = 10;
 
 pub(crate) fn run(args: &SchedulerArgs) -> anyhow::Result<()> {
     // A wrong option is an error before the first backend joins.
-    let (policy, _) = args.policy.served(args.objective)?;
-    check_shards(usize::from(args.shards), args.policy.policy.is_some(), &policy)?;
+    let (policy, options) = args.policy.served(args.objective)?;
+    let (shards, options) = (usize::from(args.shards), args.faithful.over(options));
+    check_shards(shards, args.policy.policy.is_some(), &policy)?;
+    let limits = find(&policy)?.needs(&options).served(1, shards);
+    build_policy(&policy, &options, shards, &Setup { models: Vec::new(), devices: 0, limits })?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
     let threads = ServerThreads::start().context("cannot start the threads of the HTTP and gRPC server")?;
     let outcome = runtime.block_on(serve(args, &threads));
@@ -334,22 +337,26 @@ fn start_engine(
     let depth = needs.depth.max(if delay_permille.is_some() { 2 } else { 1 });
     let limits = Needs { depth, ..needs }.served(devices, live);
     let setup = Setup { models: Vec::new(), devices: 0, limits };
-    // This role has no admission control in any case.
-    let scheduler = match shards {
-        1 if options.contains_key(FAITHFUL) => ServedPolicy::from(build_served(name, &setup, options)?),
-        1 => ServedPolicy::from(build(name, &setup, options)?),
-        _ if options.contains_key(FAITHFUL) => build_shards(name, &setup, options, shards)?,
-        _ => {
-            let Halves { shards, matchmaker } = build_halves(name, &setup, options, shards)?;
-            let pieces = shards.into_iter().map(|shard| Box::new(shard) as Box<dyn Scheduler>).collect();
-            ServedPolicy { pieces, matchmaker: Some(matchmaker) }
-        }
-    };
+    let scheduler = build_policy(name, options, shards, &setup)?;
     let mut config = EngineConfig::new(scheduler, setup, Vec::new());
     (config.max_queued_bytes, config.policy, config.hang) = (bytes, Some(policy), hang);
     (config.flight, config.clock) = (recorder(flight_mib, name, options)?, clock);
     let engine = Engine::start(config).context("cannot start the runtime")?;
     Ok(StartedEngine { engine, depth: limits.depth, delay_permille })
+}
+
+/// Builds a policy. This role has no admission control in any case.
+fn build_policy(name: &str, options: &Options, shards: usize, setup: &Setup) -> anyhow::Result<ServedPolicy> {
+    Ok(match shards {
+        1 if options.contains_key(FAITHFUL) => ServedPolicy::from(build_served(name, setup, options)?),
+        1 => ServedPolicy::from(build(name, setup, options)?),
+        _ if options.contains_key(FAITHFUL) => build_shards(name, setup, options, shards)?,
+        _ => {
+            let Halves { shards, matchmaker } = build_halves(name, setup, options, shards)?;
+            let pieces = shards.into_iter().map(|shard| Box::new(shard) as Box<dyn Scheduler>).collect();
+            ServedPolicy { pieces, matchmaker: Some(matchmaker) }
+        }
+    })
 }
 
 /// Returns the quantile of the measured delays that a policy plans with, in thousandths: the median
