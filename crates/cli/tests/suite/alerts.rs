@@ -364,7 +364,9 @@ fn the_alert_of_an_engine_fires_when_requests_fail_their_batches() {
     let models = Folder::new("engine-alerts");
     models.add("m", Some("pick_third.onnx"), "slo_ms = 5000\nmax_batch = 8\nlate = \"answer\"\n");
     let ports = ["--http", ANYWHERE, "--grpc", ANYWHERE, "--metrics", ANYWHERE];
-    let serve = Process::start(&[&["serve", models.path()], &ports[..]].concat());
+    // Requests that come together share a batch, however long this machine takes to send them.
+    let waits = ["--policy", "timeout", "--option", "timeout_ms=1000"];
+    let serve = Process::start(&[&["serve", models.path()], &waits[..], &ports[..]].concat());
     let http = serve.address("http");
     let mut watched = Watched::new("prometheus/rules.yaml");
     watched.add("serve", &serve);
