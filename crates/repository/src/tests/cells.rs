@@ -53,15 +53,17 @@ fn prepare(folder: &Path, profiling: Profiling) -> Result<PreparedModel, String>
 #[test]
 fn cells_are_measured_and_their_batches_chosen() {
     let folder = decoder(DECODER);
-    let measured = prepare(folder.path(), Profiling::IfMissing).unwrap();
+    let prepared = || prepare(folder.path(), Profiling::IfMissing).unwrap();
+    // A measurement that something else has disturbed is used, and not kept.
+    let mut twice = std::iter::repeat_with(|| (prepared(), prepared())).take(100);
+    let (measured, cached) = twice.find(|(_, again)| again.origin == "cached").expect("one is kept");
     let model = measured.model().unwrap();
     assert_eq!((model.walk, model.max_batch), (Walk::EncodeDecode, 8));
     assert_eq!(model.blocks.iter().map(|block| block.steps).collect::<Vec<_>>(), [Steps::Length, Steps::UntilEnd]);
     assert_eq!(model.blocks.iter().map(|block| block.priority).collect::<Vec<_>>(), [0, 1]);
     assert_eq!(model.blocks[1].max_batch(), 4, "as its owner says");
     assert!([1, 2, 4, 8].contains(&model.blocks[0].max_batch()), "as was measured");
-    let cached = prepare(folder.path(), Profiling::IfMissing).unwrap();
-    assert_eq!((cached.origin, cached.model().unwrap()), ("cached", model));
+    assert_eq!(cached.model().unwrap(), model);
     let report = &inspect(folder.path(), cpu()).unwrap()[0];
     assert_eq!((&report.error, report.inputs.as_slice()), (&None, &["token INT64 [-1, -1]".to_owned()][..]));
     assert_eq!((report.outputs[0].as_str(), report.blocks[1].batch), ("tokens INT64 [-1, -1]", Some(4)));
