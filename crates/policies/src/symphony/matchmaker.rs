@@ -327,7 +327,7 @@ impl Matchmaker {
         let send_ahead = || self.ready.peek().and_then(|(_, model)| self.send_ahead_to(model)).map(|(from, _)| from);
         let matched = match (self.free.is_empty(), self.ending.is_empty()) {
             (false, _) => exec(),
-            (true, false) => send_ahead().unwrap_or_else(exec),
+            (true, false) => send_ahead().unwrap_or(Time::NEVER).min(exec()),
             (true, true) => Time::NEVER,
         };
         matched.min(self.set_aside.peek().map_or(Time::NEVER, |(until, _)| until))

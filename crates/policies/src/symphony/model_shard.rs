@@ -154,7 +154,8 @@ impl ModelShard {
             }
             None => {
                 let Grant { model, token, class, .. } = grant;
-                send(ToMatchmaker::Release(Release { model, token, unused: Some(class) }));
+                let waits = self.queues.has_waiting(model);
+                send(ToMatchmaker::Release(Release { model, token, unused: waits.then_some(class) }));
             }
         }
     }

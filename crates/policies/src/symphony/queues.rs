@@ -145,6 +145,11 @@ impl ShardQueues {
         }
     }
 
+    /// Returns true if requests of a model wait.
+    pub(crate) fn has_waiting(&self, id: ModelId) -> bool {
+        self.models.get(id).queue.any().is_some()
+    }
+
     /// Takes a model whose offer may have changed.
     pub(crate) fn next_changed(&mut self) -> Option<ModelId> {
         let id = self.changed.pop()?;
@@ -213,7 +218,11 @@ impl ShardQueues {
         // in any case.
         self.mark(grant.model);
         match grant.class {
-            GrantClass::Punctual => self.form_punctual(now, grant, tasks, out),
+            GrantClass::Punctual => {
+                // A grant that took its time may find heads that can no longer be in time.
+                self.shed(now, grant.model, out);
+                self.form_punctual(now, grant, tasks, out)
+            }
             GrantClass::Overdue { until } => self.form_overdue(until - now, grant, tasks),
         }
     }
