@@ -3,8 +3,10 @@
 pub(crate) mod abort;
 pub(crate) mod attached;
 pub(crate) mod cells;
+pub(crate) mod chain_state;
 pub(crate) mod conditions;
 pub(crate) mod device_row;
+pub(crate) mod gather;
 pub(crate) mod lane;
 pub(crate) mod lane_queue;
 pub(crate) mod padding;
@@ -14,4 +16,5 @@ pub(crate) mod row_check;
 pub(crate) mod rows;
 pub(crate) mod runner;
 pub(crate) mod sharing;
+pub(crate) mod task;
 pub(crate) mod worker;

@@ -142,6 +142,11 @@ impl Rows {
         &self.batch.data[self.batch.byte_range(&self.range)]
     }
 
+    /// Returns the bytes of `rows` rows of the batch, from the first of these on.
+    fn bytes_of(&self, rows: usize) -> &[u8] {
+        &self.batch.data[self.batch.byte_range(&(self.range.start..self.range.start + rows))]
+    }
+
     pub(crate) fn datatype(&self) -> DataType {
         self.batch.datatype
     }
@@ -220,15 +225,28 @@ impl EngineInput<'_> {
     }
 }
 
-impl<'a> EngineInput<'a> {
-    /// Makes the members' rows contiguous, followed by arbitrary valid rows if there are fewer than
-    /// `rows`. Also returns the number of rows copied into `buffer`.
+/// One input of a batch whose rows are contiguous: in a buffer, or in the batch of the members.
+#[derive(Debug)]
+pub(crate) struct GatheredInput {
+    /// The first member's rows.
+    first: Rows,
+    /// Shape of a padded row; `None` if rows have the shape of the first member's.
+    padded_row: Option<Vec<i64>>,
+    /// Number of rows.
+    rows: usize,
+    /// Number of bytes in the buffer; `None` if the rows follow the first member's in its batch.
+    copied_bytes: Option<usize>,
+}
+
+impl GatheredInput {
+    /// Makes the members' rows contiguous, followed by copies of the last row if there are fewer
+    /// than `rows`. Uses `buffer` if the rows must be copied.
     pub(crate) fn gather(
-        name: &'a str,
-        members: &[&'a Rows],
+        name: &str,
+        members: &[&Rows],
         rows: usize,
-        buffer: &'a mut AlignedBuffer,
-    ) -> Result<(EngineInput<'a>, usize), ExecError> {
+        buffer: &mut AlignedBuffer,
+    ) -> Result<GatheredInput, ExecError> {
         let first = members[0];
         let (datatype, row_shape) = (first.batch.datatype, first.batch.row_shape());
         if let Some(other) = members.iter().find(|member| member.batch.row_shape() != row_shape) {
@@ -237,11 +255,23 @@ impl<'a> EngineInput<'a> {
                 other.batch.row_shape()
             )));
         }
-        let input = |data| EngineInput { name, datatype, row_shape, rows, data, whole: false };
-        match side_by_side(members, rows).filter(|data| is_aligned(data, datatype.size().unwrap_or(1))) {
-            Some(data) => Ok((input(data), 0)),
-            None => Ok((input(copy(members, rows, buffer)), rows)),
-        }
+        let in_place = side_by_side(members, rows);
+        let in_place = in_place && is_aligned(first.bytes_of(rows), datatype.size().unwrap_or(1));
+        let copied_bytes = (!in_place).then(|| copy(members, rows, buffer));
+        Ok(GatheredInput { first: first.clone(), padded_row: None, rows, copied_bytes })
+    }
+
+    /// Returns the tensor for an engine. `buffer` is the one that it was gathered with.
+    pub(crate) fn tensor<'a>(&'a self, name: &'a str, buffer: &'a AlignedBuffer) -> EngineInput<'a> {
+        let GatheredInput { first, padded_row, rows, copied_bytes } = self;
+        let data = copied_bytes.map_or_else(|| first.bytes_of(*rows), |bytes| buffer.first(bytes));
+        let row_shape = padded_row.as_deref().unwrap_or_else(|| first.row_shape());
+        EngineInput { name, datatype: first.datatype(), row_shape, rows: *rows, data, whole: false }
+    }
+
+    /// Returns the number of rows that were copied.
+    pub(crate) fn rows_copied(&self) -> usize {
+        if self.copied_bytes.is_some() { self.rows } else { 0 }
     }
 }
 
@@ -253,21 +283,21 @@ pub(crate) struct PaddingAxis {
     pub(crate) pad: Vec<u8>,
 }
 
-impl<'a> EngineInput<'a> {
+impl GatheredInput {
     /// Makes the members' rows contiguous and pads each row at its end to `row_shape`. Repeats the
     /// last row if there are fewer than `rows`.
     pub(crate) fn pad(
-        name: &'a str,
-        members: &[&'a Rows],
+        name: &str,
+        members: &[&Rows],
         rows: usize,
         axis: &PaddingAxis,
-        row_shape: &'a [i64],
-        buffer: &'a mut AlignedBuffer,
-    ) -> Result<(EngineInput<'a>, usize), ExecError> {
+        row_shape: &[i64],
+        buffer: &mut AlignedBuffer,
+    ) -> Result<GatheredInput, ExecError> {
         if members.iter().all(|member| member.row_shape() == row_shape) {
-            return EngineInput::gather(name, members, rows, buffer);
+            return GatheredInput::gather(name, members, rows, buffer);
         }
-        let (at, datatype) = (axis.dim - 1, members[0].batch.datatype);
+        let at = axis.dim - 1;
         let fits = |member: &&Rows| {
             let shape = member.row_shape();
             let alike = |(dim, (a, b)): (usize, (&i64, &i64))| if dim == at { (1..=*b).contains(a) } else { a == b };
@@ -295,9 +325,12 @@ impl<'a> EngineInput<'a> {
             }
         }
         repeat_last(buffer.first_mut(bytes), own_bytes, outer * long);
-        Ok((EngineInput { name, datatype, row_shape, rows, data: buffer.first(bytes), whole: false }, rows))
+        let (first, padded_row) = (members[0].clone(), Some(row_shape.to_vec()));
+        Ok(GatheredInput { first, padded_row, rows, copied_bytes: Some(bytes) })
     }
+}
 
+impl<'a> EngineInput<'a> {
     /// Makes single rows contiguous. All rows must have the declared type and a fixed size. Also
     /// returns the number of rows copied into `buffer`.
     pub(crate) fn assemble(
@@ -360,21 +393,18 @@ fn in_place<'a>(parts: &'a [RowPart<'a>]) -> Option<&'a [u8]> {
     whole.then(|| &first.batch.data[first.batch.byte_range(&(start..end))])
 }
 
-/// Returns the members' rows, `rows` in all, without copying, if they are consecutive in one batch.
-/// Padding is copied: the rows behind the members may belong to other requests, which a batch must
-/// not depend on.
-fn side_by_side<'a>(members: &[&'a Rows], rows: usize) -> Option<&'a [u8]> {
-    let first = members.first()?;
+/// Whether the members' rows are `rows` consecutive ones of one batch. Padding is copied: the rows
+/// behind the members may belong to other requests, which a batch must not depend on.
+fn side_by_side(members: &[&Rows], rows: usize) -> bool {
     let follow =
         |pair: &[&Rows]| Arc::ptr_eq(&pair[0].batch, &pair[1].batch) && pair[0].range.end == pair[1].range.start;
-    let end = first.range.start + rows;
     let own: usize = members.iter().map(|member| member.count()).sum();
-    let whole = own == rows && members.windows(2).all(follow);
-    whole.then(|| &first.batch.data[first.batch.byte_range(&(first.range.start..end))])
+    own == rows && members.windows(2).all(follow)
 }
 
-/// Copies the members' rows. Repeats the last row if there are fewer than `rows`.
-fn copy<'a>(members: &[&Rows], rows: usize, buffer: &'a mut AlignedBuffer) -> &'a [u8] {
+/// Copies the members' rows. Repeats the last row if there are fewer than `rows`. Returns the
+/// number of bytes.
+fn copy(members: &[&Rows], rows: usize, buffer: &mut AlignedBuffer) -> usize {
     let missing = rows - members.iter().map(|member| member.count()).sum::<usize>();
     let last = members.last().filter(|_| missing > 0).map(|last| last.at(last.count() - 1));
     let row = last.as_ref().map_or(0, |last| last.bytes().len());
@@ -387,7 +417,7 @@ fn copy<'a>(members: &[&Rows], rows: usize, buffer: &'a mut AlignedBuffer) -> &'
         rest = after;
     }
     repeat_last(buffer.first_mut(bytes), own_bytes, row);
-    buffer.first(bytes)
+    bytes
 }
 
 /// Fills `data` from byte `from` on with copies of the `row` bytes before it.
@@ -427,9 +457,11 @@ mod tests {
         let (first, last) = (Rows::of_batch(&batch, 0..1), Rows::of_batch(&batch, 2..3));
         assert_eq!(last.to_tensor(&"x".into()).data, strings(&["f", "gh"]));
         let mut buffer = AlignedBuffer::default();
-        let (input, copied) = EngineInput::gather("x", &[&last, &first], 2, &mut buffer).unwrap();
+        let gathered = GatheredInput::gather("x", &[&last, &first], 2, &mut buffer).unwrap();
+        let (input, copied) = (gathered.tensor("x", &buffer), gathered.rows_copied());
         assert_eq!((input.data, input.rows, copied), (&strings(&["f", "gh", "a", ""])[..], 2, 2));
-        let (input, copied) = EngineInput::gather("x", &[&first, &last], 4, &mut buffer).unwrap();
+        let gathered = GatheredInput::gather("x", &[&first, &last], 4, &mut buffer).unwrap();
+        let (input, copied) = (gathered.tensor("x", &buffer), gathered.rows_copied());
         let padded = strings(&["a", "", "f", "gh", "f", "gh", "f", "gh"]);
         assert_eq!((input.data, input.rows, copied), (&padded[..], 4, 4));
     }
@@ -442,15 +474,17 @@ mod tests {
         let mut buffer = AlignedBuffer::default();
         let copied = |members: &[&Rows], buffer: &mut AlignedBuffer| {
             let rows = members.iter().map(|member| member.count()).sum();
-            EngineInput::gather("x", members, rows, buffer).map(|(input, copied)| (input.rows, copied)).unwrap()
+            let gathered = GatheredInput::gather("x", members, rows, buffer).unwrap();
+            (gathered.tensor("x", buffer).rows, gathered.rows_copied())
         };
         assert_eq!(copied(&[&rows[0], &rows[1], &rows[2]], &mut buffer), (4, 0));
         assert_eq!(copied(&[&rows[1], &rows[2]], &mut buffer), (3, 0));
         assert_eq!(copied(&[&rows[0], &rows[2]], &mut buffer), (2, 2));
         assert_eq!(copied(&[&rows[1], &rows[0]], &mut buffer), (3, 3));
         let mut padded = |member: &Rows, to: usize| {
-            let (input, copied) = EngineInput::gather("x", &[member], to, &mut buffer).unwrap();
-            (bytemuck::cast_slice::<u8, f32>(input.data).to_vec(), copied)
+            let gathered = GatheredInput::gather("x", &[member], to, &mut buffer).unwrap();
+            let data = gathered.tensor("x", &buffer).data;
+            (bytemuck::cast_slice::<u8, f32>(data).to_vec(), gathered.rows_copied())
         };
         assert_eq!(padded(&rows[0], 2), (vec![1.0, 1.0], 2), "the row behind it is another request's");
         assert_eq!(padded(&rows[1], 4), (vec![2.0, 3.0, 3.0, 3.0], 4));
@@ -490,7 +524,8 @@ mod tests {
         let (short, long) = (member(1, 10), member(3, 20));
         let (mut buffer, axis) = (AlignedBuffer::default(), PaddingAxis { dim: 2, pad: vec![9] });
         let padded = [10, 9, 9, 11, 9, 9, 20, 21, 22, 23, 24, 25];
-        let (input, copied) = EngineInput::pad("x", &[&short, &long], 2, &axis, &[2, 3, 1], &mut buffer).unwrap();
+        let gathered = GatheredInput::pad("x", &[&short, &long], 2, &axis, &[2, 3, 1], &mut buffer).unwrap();
+        let (input, copied) = (gathered.tensor("x", &buffer), gathered.rows_copied());
         assert_eq!((input.data, input.rows, copied), (&padded[..], 2, 2));
         let batch = BatchTensor::new(DataType::Uint8, vec![2, 2, 3, 1], Bytes::copy_from_slice(input.data)).unwrap();
         let batch = Arc::new(batch);
@@ -498,9 +533,10 @@ mod tests {
         assert_eq!((cut(0, 1).bytes(), cut(0, 1).row_shape()), (&[10, 11][..], &[2, 1, 1][..]));
         assert_eq!((cut(1, 3).bytes(), cut(1, 2).bytes()), (&[20, 21, 22, 23, 24, 25][..], &[20, 21, 23, 24][..]));
         assert!(Rows::of_batch(&batch, 0..1).cut(1, 3, 1).unwrap_err().contains("should be 3 long in dimension 1"));
-        let refused = EngineInput::pad("x", &[&short, &long], 2, &axis, &[2, 2, 1], &mut buffer).unwrap_err();
+        let refused = GatheredInput::pad("x", &[&short, &long], 2, &axis, &[2, 2, 1], &mut buffer).unwrap_err();
         assert!(refused.0.contains("cannot share a batch"), "{refused}");
-        let (input, _) = EngineInput::pad("x", &[&long, &short], 4, &axis, &[2, 3, 1], &mut buffer).unwrap();
+        let gathered = GatheredInput::pad("x", &[&long, &short], 4, &axis, &[2, 3, 1], &mut buffer).unwrap();
+        let input = gathered.tensor("x", &buffer);
         let repeated = [&padded[6..], &padded[..6], &padded[..6], &padded[..6]].concat();
         assert_eq!((input.data, input.rows), (&repeated[..], 4));
     }
