@@ -26,13 +26,11 @@ use std::time::Duration;
 pub(super) trait SessionHost: Send + Sync {
     fn backend(&self) -> &Backend;
 
-    /// Pulls rows from a frontend; returns false if that is not possible.
-    fn pull(&self, tag: u64, from: RemoteRows, rows: u32) -> bool;
+    /// Sends pulls to a frontend; returns false if that is not possible.
+    fn pull(&self, frontend: u32, pulls: Vec<Message>) -> bool;
 
-    fn send_outputs(&self, to: RemoteRows, rows: u32, outputs: Result<Vec<Tensor>, String>);
-
-    /// Sends a step of a streamed answer, maybe the last one.
-    fn send_step(&self, to: RemoteRows, outputs: Vec<Tensor>, last: bool);
+    /// Sends outputs to a frontend; without it, no client waits for them.
+    fn push(&self, frontend: u32, outputs: Vec<Message>);
 
     /// Reports the end of a task of an earlier session; `failed` rows have to run again.
     fn on_earlier_end(&self, failed: &[HeldRows]);
@@ -194,9 +192,15 @@ impl SchedulerSession {
             pulls
         };
         self.notify_order(false);
-        for (tag, origin, rows) in pulls {
-            if !sessions.pull(tag, origin, rows) {
-                self.on_rows(tag, None);
+        let mut by_frontend = ByFrontend::default();
+        for (tag, RemoteRows { frontend, request, first_row }, rows) in pulls {
+            let of_frontend = by_frontend.of(frontend);
+            of_frontend.tags.push(tag);
+            of_frontend.messages.push(Message::Pull { tag, request, first_row, rows });
+        }
+        for FrontendMessages { frontend, tags, messages } in by_frontend.0 {
+            if !sessions.pull(frontend, messages) {
+                tags.into_iter().for_each(|tag| self.on_rows(tag, None));
             }
         }
         Ok(())
@@ -252,7 +256,7 @@ impl SchedulerSession {
         let took_ns = nanos(result.finished.saturating_duration_since(result.started));
         sessions.backend().usage.on_batch(took_ns);
         if let Ok(progress) = &result.outcome {
-            held.running().zip(progress).for_each(|(at, progress)| push_outputs(&*sessions, &held, at, progress));
+            push_outputs(&*sessions, &held, progress);
         }
         if over {
             return sessions.on_earlier_end(&failed(&held, result));
@@ -299,7 +303,7 @@ impl SchedulerSession {
                 MemberInputs::Excluded(MemberEnd::Refused(cause))
             }
             Err(RequestError(cause)) => {
-                sessions.send_outputs(origin, rows, Err(cause));
+                sessions.push(origin.frontend, vec![outputs_of(origin, rows, Err(cause))]);
                 MemberInputs::Excluded(MemberEnd::Ended)
             }
         }
@@ -338,14 +342,46 @@ fn request_of(origin: RemoteRows) -> RequestId {
     RequestId { frontend: ProcessId(u64::from(origin.frontend)), number: origin.request }
 }
 
-/// Sends a member's step to its frontend, and its outputs if its walk has ended.
-fn push_outputs(sessions: &dyn SessionHost, held: &HeldTask, at: usize, progress: &MemberProgress) {
-    let Some((origin, rows)) = held.origin(at) else { return };
-    if !progress.step.is_empty() {
-        sessions.send_step(origin, progress.step.clone(), progress.ended);
+/// Sends the members' steps to their frontends, and the outputs of those whose walks have ended.
+fn push_outputs(sessions: &dyn SessionHost, held: &HeldTask, progress: &[MemberProgress]) {
+    let mut by_frontend = ByFrontend::default();
+    for (at, progress) in held.running().zip(progress) {
+        let Some((origin, rows)) = held.origin(at) else { continue };
+        let messages = &mut by_frontend.of(origin.frontend).messages;
+        if !progress.step.is_empty() {
+            let (last, outputs) = (progress.ended, progress.step.clone());
+            messages.push(Message::Step { request: origin.request, last, outputs });
+        }
+        if has_outputs(progress) {
+            messages.push(outputs_of(origin, rows, Ok(progress.outputs.clone())));
+        }
     }
-    if has_outputs(progress) {
-        sessions.send_outputs(origin, rows, Ok(progress.outputs.clone()));
+    by_frontend.0.into_iter().for_each(|of_frontend| sessions.push(of_frontend.frontend, of_frontend.messages));
+}
+
+fn outputs_of(origin: RemoteRows, rows: u32, outputs: Result<Vec<Tensor>, String>) -> Message {
+    let RemoteRows { request, first_row, .. } = origin;
+    Message::Outputs { request, first_row, rows, outputs }
+}
+
+/// Messages of a task to its frontends, of which there are few.
+#[derive(Default)]
+struct ByFrontend(Vec<FrontendMessages>);
+
+struct FrontendMessages {
+    frontend: u32,
+    /// Numbers of the pulls among the messages.
+    tags: Vec<u64>,
+    messages: Vec<Message>,
+}
+
+impl ByFrontend {
+    fn of(&mut self, frontend: u32) -> &mut FrontendMessages {
+        let at = self.0.iter().position(|other| other.frontend == frontend).unwrap_or_else(|| {
+            self.0.push(FrontendMessages { frontend, tags: Vec::new(), messages: Vec::new() });
+            self.0.len() - 1
+        });
+        &mut self.0[at]
     }
 }
 

@@ -11,7 +11,7 @@ use crate::offer::decode_names;
 use crate::plane::{DecodeError, LoadCall, Message, MessageReader, PeerLink, RunningReport};
 use crate::random_id;
 use parking_lot::Mutex;
-use ripieno_executor::{RemoteRows, Tensor};
+use ripieno_executor::Tensor;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::sync::{Arc, Weak};
@@ -282,33 +282,22 @@ impl SessionHost for SessionManager {
         &self.backend
     }
 
-    fn pull(&self, tag: u64, RemoteRows { frontend, request, first_row }: RemoteRows, rows: u32) -> bool {
-        let message = || Message::Pull { tag, request, first_row, rows };
+    fn pull(&self, frontend: u32, pulls: Vec<Message>) -> bool {
         let Some(source) = self.source(frontend) else { return false };
-        if source.send(message()) {
-            return true;
-        }
+        let Err(pulls) = source.send(pulls) else { return true };
         // The connection had ended, but the frontend is still registered at the scheduler.
         let again = self.connect_to(frontend, &source.address);
         let mut frontends = self.frontends.lock();
         let Some(known) = frontends.by_id.get_mut(&frontend) else { return false };
         known.source = Arc::clone(&again);
         drop(frontends);
-        again.send(message())
+        again.send(pulls).is_ok()
     }
 
-    /// Sends outputs to a request's frontend; without it, no client waits for them.
-    fn send_outputs(&self, origin: RemoteRows, rows: u32, outputs: Result<Vec<Tensor>, String>) {
-        let RemoteRows { frontend, request, first_row } = origin;
+    fn push(&self, frontend: u32, outputs: Vec<Message>) {
         if let Some(source) = self.source(frontend) {
-            source.send(Message::Outputs { request, first_row, rows, outputs });
-        }
-    }
-
-    fn send_step(&self, origin: RemoteRows, outputs: Vec<Tensor>, last: bool) {
-        let RemoteRows { frontend, request, .. } = origin;
-        if let Some(source) = self.source(frontend) {
-            source.send(Message::Step { request, last, outputs });
+            // Without the connection, the frontend answers the requests by itself.
+            let _ = source.send(outputs);
         }
     }
 

@@ -86,19 +86,23 @@ impl FrontendSource {
     fn on_connected(&self, link: &Arc<PeerLink>) -> bool {
         let mut state = self.state.lock();
         let ConnectionState::Connecting(waiting) = &mut *state else { return false };
-        waiting.drain(..).for_each(|message| link.send(&message));
+        link.send_all(waiting);
         *state = ConnectionState::Up(Arc::clone(link));
         true
     }
 
-    /// Sends or enqueues a message; returns false if the connection has ended.
-    pub(super) fn send(&self, message: Message) -> bool {
-        match &mut *self.state.lock() {
-            ConnectionState::Connecting(waiting) if waiting.len() < MAX_WAITING => waiting.push(message),
-            ConnectionState::Up(link) if !link.is_closed() => link.send(&message),
-            _ => return false,
-        }
-        true
+    /// Sends or enqueues messages; returns them if the connection has ended.
+    pub(super) fn send(&self, messages: Vec<Message>) -> Result<(), Vec<Message>> {
+        let link = match &mut *self.state.lock() {
+            ConnectionState::Connecting(waiting) if waiting.len() < MAX_WAITING => {
+                waiting.extend(messages);
+                return Ok(());
+            }
+            ConnectionState::Up(link) if !link.is_closed() => Arc::clone(link),
+            _ => return Err(messages),
+        };
+        link.send_all(&messages);
+        Ok(())
     }
 
     /// Returns true once the connection has ended.

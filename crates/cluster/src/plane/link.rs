@@ -3,13 +3,14 @@
 //!
 //! So a loaded connection never has one write per request: during a write the next batch
 //! accumulates. A thread waits after it until 50 µs have passed since the last write or enough
-//! bytes are there; an event loop writes at most once per turn. A message on an idle connection is
-//! written immediately. A peer that does not read is disconnected once the buffer is full: no
-//! thread waits for it, and nothing is dropped silently.
+//! bytes are there; an event loop writes at most once per turn. Messages on a connection that was
+//! idle for as long are written by their sender, if the socket takes them, so that no thread has to
+//! wake. A peer that does not read is disconnected once the buffer is full: no thread waits for it,
+//! and nothing is dropped silently.
 
 use super::transport::PeerAddress;
 use super::{ByteStream, Message, RECORD};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -56,9 +57,12 @@ pub struct PeerLink {
     ended: Condvar,
 }
 
-#[derive(Default)]
 struct SendBuffer {
     bytes: Vec<u8>,
+    /// True while a sender writes.
+    writing: bool,
+    /// End of the last write.
+    last: Instant,
     closed: bool,
     /// True once the connection ends with the last message in the buffer.
     finishing: bool,
@@ -110,17 +114,26 @@ impl PeerLink {
     }
 
     fn new(stream: Arc<dyn ByteStream>, bounds: LinkBounds, notifier: Option<WriteNotifier>) -> PeerLink {
-        let (buffer, changed, ended) = (Mutex::default(), Condvar::new(), Condvar::new());
+        let (closed, finishing, idle, notified) = (false, false, false, false);
+        let waiting =
+            SendBuffer { bytes: Vec::new(), writing: false, last: Instant::now(), closed, finishing, idle, notified };
+        let (buffer, changed, ended) = (Mutex::new(waiting), Condvar::new(), Condvar::new());
         PeerLink { stream, bounds, buffer, changed, notifier, ended }
     }
 
-    /// Enqueues a message. Does nothing once the connection has ended, which its reader detects.
+    /// Sends a message; see [`send_all`](PeerLink::send_all).
     pub fn send(&self, message: &Message) {
+        self.send_all(std::slice::from_ref(message));
+    }
+
+    /// Sends messages, or enqueues them; they go with one write if they can. Does nothing once the
+    /// connection has ended, which its reader detects.
+    pub fn send_all(&self, messages: &[Message]) {
         let mut waiting = self.buffer.lock();
         if waiting.closed || waiting.finishing {
             return;
         }
-        message.encode(&mut waiting.bytes);
+        messages.iter().for_each(|message| message.encode(&mut waiting.bytes));
         if waiting.bytes.len() > self.bounds.bytes {
             let peer = PeerAddress(self.stream.peer());
             tracing::warn!(%peer, "{peer} does not take what it is sent, and is given up");
@@ -128,8 +141,37 @@ impl PeerLink {
         }
         if self.notifier.is_some() {
             self.notify(&mut waiting);
-        } else if waiting.idle || waiting.bytes.len() >= BATCH_BYTES {
+        } else if waiting.bytes.len() >= BATCH_BYTES {
             waiting.idle = false;
+            self.changed.notify_one();
+        } else if waiting.idle && !waiting.bytes.is_empty() {
+            waiting.idle = false;
+            match waiting.last.elapsed() < BATCH_DELAY {
+                true => drop(self.changed.notify_one()),
+                false => self.write_here(waiting),
+            }
+        }
+    }
+
+    /// Writes what waits, on the sender's thread, as far as the socket takes it without waiting.
+    /// The rest is the writer's.
+    fn write_here(&self, mut waiting: MutexGuard<'_, SendBuffer>) {
+        let mut bytes = std::mem::take(&mut waiting.bytes);
+        waiting.writing = true;
+        drop(waiting);
+        let written = self.stream.write_now(&bytes);
+        let mut waiting = self.buffer.lock();
+        waiting.writing = false;
+        waiting.last = Instant::now();
+        if waiting.closed {
+            return;
+        }
+        // An error that lasts shows at the writer's attempt.
+        bytes.drain(..written.unwrap_or(0));
+        bytes.append(&mut waiting.bytes);
+        waiting.bytes = bytes;
+        waiting.idle = waiting.bytes.is_empty() && !waiting.finishing;
+        if !waiting.idle {
             self.changed.notify_one();
         }
     }
@@ -234,35 +276,42 @@ impl PeerLink {
     }
 
     fn write(&self) {
-        let (mut bytes, mut last) = (Vec::new(), Instant::now());
-        while self.next_bytes(&mut bytes, last) {
+        let mut bytes = Vec::new();
+        while self.next_bytes(&mut bytes) {
             if let Err(error) = self.stream.write_all(&bytes) {
                 let peer = PeerAddress(self.stream.peer());
                 tracing::debug!(%peer, "the connection of {peer} has ended: {error}");
                 return self.close();
             }
-            last = Instant::now();
+            self.buffer.lock().last = Instant::now();
             bytes.clear();
             bytes.shrink_to(MAX_KEPT_BYTES);
         }
     }
 
     /// Waits for the bytes of the next write; returns false once the connection has ended.
-    fn next_bytes(&self, into: &mut Vec<u8>, last: Instant) -> bool {
+    fn next_bytes(&self, into: &mut Vec<u8>) -> bool {
         let mut waiting = self.buffer.lock();
-        while waiting.bytes.is_empty() && !waiting.closed {
+        while (waiting.bytes.is_empty() || waiting.writing) && !waiting.closed {
+            if waiting.writing {
+                self.changed.wait_for(&mut waiting, KEEP_ALIVE);
+                continue;
+            }
             if waiting.finishing {
                 self.end(&mut waiting);
                 break;
             }
             waiting.idle = true;
-            if self.changed.wait_until(&mut waiting, last + KEEP_ALIVE).timed_out() && waiting.bytes.is_empty() {
+            let until = waiting.last + KEEP_ALIVE;
+            let is_late = self.changed.wait_until(&mut waiting, until).timed_out();
+            if is_late && waiting.bytes.is_empty() && !waiting.writing && waiting.last + KEEP_ALIVE <= Instant::now() {
                 Message::KeepAlive.encode(&mut waiting.bytes);
             }
         }
         waiting.idle = false;
+        let until = waiting.last + BATCH_DELAY;
         while !waiting.closed && !waiting.finishing && waiting.bytes.len() < BATCH_BYTES {
-            if self.changed.wait_until(&mut waiting, last + BATCH_DELAY).timed_out() {
+            if self.changed.wait_until(&mut waiting, until).timed_out() {
                 break;
             }
         }
@@ -317,6 +366,55 @@ mod tests {
         may_end.send(()).unwrap();
         assert_eq!(written.recv(), Ok(1000 * RECORD));
         link.close();
+    }
+
+    /// Takes up to this number of bytes of each write without waiting.
+    struct Narrow {
+        most: usize,
+        bytes: Sender<Vec<u8>>,
+    }
+
+    impl ByteStream for Narrow {
+        fn read(&self, _: &mut [u8], _: Duration) -> io::Result<usize> {
+            Ok(0)
+        }
+        fn write_all(&self, bytes: &[u8]) -> io::Result<()> {
+            self.bytes.send(bytes.to_vec()).map_err(io::Error::other)
+        }
+        fn write_now(&self, bytes: &[u8]) -> io::Result<usize> {
+            let taken = self.most.min(bytes.len());
+            self.write_all(&bytes[..taken]).map(|()| taken)
+        }
+        fn close(&self) {}
+        fn peer(&self) -> Option<SocketAddr> {
+            None
+        }
+    }
+
+    #[test]
+    fn bytes_of_senders_and_writer_arrive_in_order() {
+        const MESSAGES: u64 = 2000;
+        for most in [0, 1, RECORD, 3 * RECORD - 1, usize::MAX] {
+            let (bytes, written) = channel();
+            let stream = Arc::new(Narrow { most, bytes });
+            let link = PeerLink::start(stream, LinkBounds { bytes: 1 << 30 }, "test").unwrap();
+            let mut expected = Vec::new();
+            for first in (0..MESSAGES).step_by(4) {
+                let messages = [0, 1, 2, 3].map(|more| Message::CancelRequest(first + more));
+                messages.iter().for_each(|message| message.encode(&mut expected));
+                // Between bursts the connection is idle at times.
+                (0..first % 7 * 100).for_each(|_| thread::yield_now());
+                link.send(&messages[0]);
+                link.send_all(&messages[1..]);
+            }
+            link.finish();
+            link.wait_closed(Instant::now() + PeerLink::MAX_SILENCE * 20);
+            drop(link);
+            let mut keep_alive = Vec::new();
+            Message::KeepAlive.encode(&mut keep_alive);
+            let arrived: Vec<u8> = written.iter().filter(|bytes| *bytes != keep_alive).flatten().collect();
+            assert!(arrived == expected, "{most}: {} of {} bytes", arrived.len(), expected.len());
+        }
     }
 
     #[test]

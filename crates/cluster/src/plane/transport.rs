@@ -3,6 +3,7 @@
 //! One thread reads a stream while another writes to it, or an event loop does both; any thread may
 //! close it for both. So all methods take shared references.
 
+use rustix::net::SendFlags;
 use std::fmt::{self, Display};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -71,6 +72,12 @@ pub trait ByteStream: Send + Sync {
 
     /// Sends all bytes.
     fn write_all(&self, bytes: &[u8]) -> io::Result<()>;
+
+    /// Sends as many bytes as the socket takes without waiting, while no other thread writes.
+    /// Returns their number. A stream that needs a thread takes none.
+    fn write_now(&self, _bytes: &[u8]) -> io::Result<usize> {
+        Ok(0)
+    }
 
     /// Closes the stream and wakes all threads that wait on it.
     fn close(&self);
@@ -209,6 +216,10 @@ impl ByteStream for TcpByteStream {
 
     fn write_all(&self, bytes: &[u8]) -> io::Result<()> {
         (&self.stream).write_all(bytes)
+    }
+
+    fn write_now(&self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(rustix::net::send(&self.stream, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?)
     }
 
     fn close(&self) {
