@@ -69,6 +69,9 @@ pub enum CudaError {
     /// An earlier step failed, and the GPU's memory is not to be trusted.
     #[error("an earlier step failed on this GPU")]
     Broken,
+    /// The process that owns the device failed.
+    #[error("{0}")]
+    Process(String),
     /// A program or entry names memory that does not exist.
     #[error("a step names memory outside of its model's")]
     InvalidProgram,

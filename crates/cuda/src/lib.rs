@@ -22,6 +22,7 @@ mod host;
 mod kernel_tests;
 mod lane;
 mod memory;
+mod portable;
 mod program;
 mod resident;
 
@@ -49,6 +50,11 @@ pub trait ModelOnDevice: Send + Sync {
     /// Copies words of state to the host, from a unit on. Waits for the copy only: the caller has
     /// seen the end of the step that wrote them.
     fn read(&self, unit: usize, words: &mut [u32]) -> Result<(), CudaError>;
+
+    /// Whether the device's memory is gone, with the process that owned it.
+    fn is_gone(&self) -> bool {
+        false
+    }
 }
 
 /// Memory that a step reads in place.

@@ -208,6 +208,26 @@ pub struct StepProgram {
     pub stages: Vec<StepStage>,
 }
 
+impl StepProgram {
+    /// Returns the feeds that a step may read from where they are staged, with their places there.
+    pub fn staged_feeds(&self) -> Vec<(usize, Matrix)> {
+        let mut feeds = Vec::new();
+        let chains = self.stages.iter().filter_map(|stage| match stage {
+            StepStage::Chain(segments) => Some(segments),
+            StepStage::Product(_) | StepStage::Reduce(_) => None,
+        });
+        let code = chains.flatten().flat_map(|segment| &segment.code);
+        for instr in code.filter(|instr| instr.op == Op::Feed) {
+            let (feed, stride) = (instr.a as usize % ENTRY_WORDS, instr.a as usize / ENTRY_WORDS);
+            let staged = (feed, Matrix { base: instr.b as usize, stride });
+            if !feeds.contains(&staged) {
+                feeds.push(staged);
+            }
+        }
+        feeds
+    }
+}
+
 /// A model's programs with what they share.
 #[derive(Clone, Debug, Default)]
 pub struct CellModelSpec {

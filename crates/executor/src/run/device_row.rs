@@ -4,7 +4,7 @@
 //! or task in flight, that refers to it lets it go. So no end, failure or cancellation needs code
 //! of its own to free it, and no two walks share one.
 
-use crate::ExecError;
+use crate::{ExecError, Loss};
 use ripieno_model::DataType;
 use std::fmt;
 use std::sync::Arc;
@@ -14,6 +14,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(crate) trait RowStore: Send + Sync {
     /// Copies an output of a cell to the host, from a row.
     fn read(&self, row: u32, output: OutputOfCell) -> Result<FetchedRow, ExecError>;
+
+    /// Returns the loss of all rows, if the process that held them has ended.
+    fn loss(&self) -> Option<Loss>;
 
     /// Takes a row back.
     fn release(&self, row: u32);

@@ -237,7 +237,8 @@ impl LaneLoop {
             let finished = Instant::now();
             busy_until = Some(finished);
             let outcome = done.map(|CompletedTask { progress, .. }| progress);
-            let (rerun, lost, holds_next) = (None, None, false);
+            let lost = self.worker.lost(model).filter(|_| outcome.is_err());
+            let (rerun, holds_next) = (None, false);
             let result = TaskResult { id, outcome, rerun, lost, started, finished, holds_next };
             *soon = self.report(queue, abort, result);
         }

@@ -36,10 +36,11 @@ pub(crate) struct CompletedTask {
 }
 
 impl CompletedTask {
-    /// Creates the result. If the only member of a batch failed, the whole batch has failed.
+    /// Creates the result. If the only member of a batch failed and is not lost, the whole batch
+    /// has failed.
     pub(crate) fn of(mut progress: Vec<MemberProgress>, rerun: Option<Rerun>) -> Result<CompletedTask, ExecError> {
         match &mut progress[..] {
-            [MemberProgress { failed: Some(cause), .. }] => Err(cause.clone()),
+            [MemberProgress { failed: Some(cause), lost: None, .. }] => Err(cause.clone()),
             _ => Ok(CompletedTask { progress, rerun }),
         }
     }

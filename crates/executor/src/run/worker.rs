@@ -136,6 +136,9 @@ impl Worker {
         started: Instant,
     ) -> Result<CompletedTask, ExecError> {
         let account = Arc::clone(&self.account);
+        if let Some(Ok(attached)) = self.models.get(&task.model) {
+            attached.ready.down.clear();
+        }
         let device = self.on_device(task.model).and_then(|(plan, device)| Some((plan.cells.clone()?, device)));
         let (cells, device) = device.ok_or_else(|| ExecError("the model was detached".to_owned()))?;
         let done = cells::settle(&cells, device, task, step.begun(started), &account);

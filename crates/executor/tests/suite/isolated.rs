@@ -20,7 +20,7 @@ fn engine_process() {
     }
 }
 
-fn isolation() -> Isolation {
+pub(crate) fn isolation() -> Isolation {
     let args = ["isolated::engine_process", "--exact", "--nocapture", STARTED_BY_A_KEEPER];
     let args = args.map(str::to_owned).to_vec();
     let program = std::env::current_exe().unwrap();
@@ -65,7 +65,7 @@ fn number(slot: u32, n: i64) -> TaskMember {
     TaskMember::new(RequestSlot(slot), 1, entry(tensor))
 }
 
-fn until<T>(mut act: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn until<T>(mut act: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
         match act() {
@@ -223,10 +223,10 @@ fn what_cannot_be_loaded_or_started_says_so() {
 }
 
 /// A temporary folder, deleted when dropped.
-struct Folder(PathBuf);
+pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
-    fn new() -> Folder {
+    pub(crate) fn new() -> Folder {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("ripieno-isolated-{}-{number}", std::process::id()));

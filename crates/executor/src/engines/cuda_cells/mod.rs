@@ -11,11 +11,13 @@
 //! name, and another engine serves it. Products are cuBLAS's, which may sum in another order for
 //! another batch size. So a row is alike in any batch but for rounding, and not bit by bit.
 //!
-//! The engine runs in the server's process. Its programs are checked when they are loaded, so no
-//! model can make a kernel leave its memory.
+//! Programs are checked when they are loaded, so no model can make a kernel leave its memory. They
+//! run in the server's process, or in a process for each model and device: see [`place`].
 
 mod expr;
 mod lower;
+mod place;
+mod placed;
 mod plan;
 mod runner;
 mod schedule;
@@ -28,9 +30,12 @@ use crate::contract::model::{EngineData, EngineModel, read_blocks};
 use crate::probe::values::EngineLimits;
 use crate::run::cells::CellModel;
 use crate::run::lane::{DEFAULT_DEPTH, LaneDevice, LaneOptions};
-use crate::run::runner::ReadyModel;
-use crate::{CpuEngine, CpuOptions, Device, ExecError, Executor, LoadError, LoadedModel, ModelSource, Sink};
-use parking_lot::Mutex;
+use crate::run::runner::{ProcessDown, ReadyModel};
+use crate::{
+    CpuEngine, CpuOptions, Device, ExecError, Executor, Isolation, LoadError, LoadedModel, ModelSource, Outage, Sink,
+};
+use place::{CellPlace, OwnDevice};
+use placed::PlacedModel;
 use plan::CompiledModel;
 use ripieno_cuda::{CudaError, CudaGpu, HostDevice, StepDevice};
 use ripieno_model::Walk;
@@ -38,17 +43,24 @@ use runner::CudaRunner;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use store::DeviceRows;
 
 const NAME: &str = "cuda-cells";
 
 /// Engine "cuda-cells".
 pub struct CudaCellsEngine {
     devices: Arc<[Arc<dyn StepDevice>]>,
+    /// Numbers of the GPUs in CUDA, or the seed of this machine's CPU.
+    found: DevicesFound,
     /// Names of the GPUs and version of their driver.
     key: String,
     depth: usize,
     opened: AtomicUsize,
+}
+
+/// The devices, as another process finds them.
+enum DevicesFound {
+    Gpus(Vec<u32>),
+    Host(u64),
 }
 
 impl CudaCellsEngine {
@@ -56,17 +68,65 @@ impl CudaCellsEngine {
     pub(crate) fn open_gpus(folders: &[PathBuf], ordinals: &[u32], key: String) -> Result<CudaCellsEngine, LoadError> {
         let open = |&ordinal| Ok(Arc::new(CudaGpu::open(folders, ordinal)?) as Arc<dyn StepDevice>);
         let devices = ordinals.iter().map(open).collect::<Result<_, CudaError>>();
-        Ok(CudaCellsEngine::of(devices.map_err(|cause| LoadError(cause.to_string()))?, key))
+        let devices = devices.map_err(|cause| LoadError(cause.to_string()))?;
+        Ok(CudaCellsEngine::of(devices, DevicesFound::Gpus(ordinals.to_vec()), key))
     }
 
     /// Creates an engine that computes on the CPU, slowly, and is strict about memory: for tests of
     /// all but the GPU. Its steps take random times; with a seed of 0 none.
     pub fn on_host(seed: u64) -> CudaCellsEngine {
-        CudaCellsEngine::of(Arc::new([Arc::new(HostDevice::new(seed)) as Arc<dyn StepDevice>]), "host".to_owned())
+        let devices: Arc<[Arc<dyn StepDevice>]> = Arc::new([Arc::new(HostDevice::new(seed))]);
+        CudaCellsEngine::of(devices, DevicesFound::Host(seed), "host".to_owned())
     }
 
-    fn of(devices: Arc<[Arc<dyn StepDevice>]>, key: String) -> CudaCellsEngine {
-        CudaCellsEngine { devices, key, depth: DEFAULT_DEPTH, opened: AtomicUsize::new(0) }
+    fn of(devices: Arc<[Arc<dyn StepDevice>]>, found: DevicesFound, key: String) -> CudaCellsEngine {
+        CudaCellsEngine { devices, found, key, depth: DEFAULT_DEPTH, opened: AtomicUsize::new(0) }
+    }
+
+    /// Returns the places of a model, one for each device.
+    fn places(&self, source: &ModelSource, compiled: &CompiledModel) -> Result<Vec<Arc<dyn CellPlace>>, LoadError> {
+        let spec = || Arc::clone(&compiled.spec);
+        let own = |device: &Arc<dyn StepDevice>| -> Arc<dyn CellPlace> {
+            Arc::new(OwnDevice { device: Arc::clone(device), spec: spec() })
+        };
+        match &source.isolation {
+            None => Ok(self.devices.iter().map(own).collect()),
+            Some(isolation) => self.processes(source, isolation, spec),
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    fn processes(
+        &self,
+        source: &ModelSource,
+        isolation: &Isolation,
+        spec: impl Fn() -> Arc<ripieno_cuda::CellModelSpec>,
+    ) -> Result<Vec<Arc<dyn CellPlace>>, LoadError> {
+        use crate::engines::isolated::{CellProcesses, CellsOn};
+        let process =
+            |on: CellsOn| Arc::new(CellProcesses::new(&source.name, isolation, on, spec())) as Arc<dyn CellPlace>;
+        match &self.found {
+            DevicesFound::Gpus(_) if isolation.memory_limit.is_some() => Err(LoadError(format!(
+                "model '{}': memory_limit_mb: limits address space, of which CUDA reserves all that the machine has; use \
+                 gpu_memory_limit_mb",
+                source.name
+            ))),
+            DevicesFound::Gpus(gpus) => Ok(gpus.iter().map(|&ordinal| process(CellsOn::Gpu(ordinal))).collect()),
+            DevicesFound::Host(seed) => Ok(vec![process(CellsOn::Host(*seed))]),
+        }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn processes(
+        &self,
+        source: &ModelSource,
+        _: &Isolation,
+        _: impl Fn() -> Arc<ripieno_cuda::CellModelSpec>,
+    ) -> Result<Vec<Arc<dyn CellPlace>>, LoadError> {
+        Err(LoadError(format!(
+            "model '{}': cells run in a process of their own on Linux only; remove isolation = \"process\"",
+            source.name
+        )))
     }
 
     /// Sets the number of tasks that each lane of a device holds, including the running one.
@@ -117,21 +177,16 @@ impl Executor for CudaCellsEngine {
 
     fn load(&self, source: &ModelSource) -> Result<Arc<dyn LoadedModel>, LoadError> {
         let refuse = |cause: &str| LoadError(format!("model '{}': {cause}", source.name));
-        if source.isolation.is_some() {
-            return Err(refuse("cells on a GPU run in the server's process; remove isolation = \"process\""));
-        }
         let read = read_blocks(source, NAME, EngineLimits::default())?;
         let Some(cells) = read.plan.cells.clone() else { return Err(refuse("it does not run cell by cell")) };
         let CellModel { wiring, .. } = &*cells;
         let files: Vec<&Path> = read.blocks.iter().map(|(path, _)| *path).collect();
         let compiled = Arc::new(plan::compile(&read.plan, wiring, &files, source.gpu)?);
-        let model = CudaModel {
-            compiled,
-            devices: Arc::clone(&self.devices),
-            placed: self.devices.iter().map(|_| Mutex::new(None)).collect(),
-        };
+        let places = self.places(source, &compiled)?.into_iter();
+        let placed = places.map(|place| Arc::new(PlacedModel::new(place, Arc::clone(&compiled)))).collect();
+        let model = CudaModel { compiled, placed };
         // The first device shows whether the model fits into memory.
-        model.place(0).map_err(|cause| refuse(&cause.to_string()))?;
+        model.placed[0].rows().map_err(|failed| refuse(&failed.cause))?;
         Ok(Arc::new(EngineModel { plan: Arc::new(read.plan), data: model }))
     }
 
@@ -143,31 +198,30 @@ impl Executor for CudaCellsEngine {
 /// Returns the runner of a model for a lane of a device, and records its graphs.
 pub(crate) fn prepare(loaded: &dyn LoadedModel, place: usize) -> Result<ReadyModel, ExecError> {
     let model = EngineModel::<CudaModel>::of(loaded, NAME)?;
-    let rows = model.data.place(place).map_err(runner::failed)?;
-    let lane = Arc::clone(&rows.model).lane().map_err(runner::failed)?;
-    let runner = CudaRunner::new(Arc::clone(&model.data.compiled), rows, lane);
-    Ok(ReadyModel::new(Arc::clone(&model.plan), Box::new(runner)))
+    let placed = Arc::clone(&model.data.placed[place]);
+    let down = ProcessDown::default();
+    let runner = CudaRunner::new(Arc::clone(&model.data.compiled), placed, down.clone())?;
+    Ok(ReadyModel { plan: Arc::clone(&model.plan), runner: Box::new(runner), down })
 }
 
 /// A compiled model, and its memory on each device.
 struct CudaModel {
     compiled: Arc<CompiledModel>,
-    devices: Arc<[Arc<dyn StepDevice>]>,
-    placed: Vec<Mutex<Option<Arc<DeviceRows>>>>,
+    placed: Vec<Arc<PlacedModel>>,
 }
 
-impl EngineData for CudaModel {}
+impl EngineData for CudaModel {
+    /// Returns an outage if no device that has the model can run it.
+    fn outage(&self) -> Option<Outage> {
+        let taken = || self.placed.iter().filter(|placed| placed.is_taken());
+        let outages: Option<Vec<Outage>> = match taken().next() {
+            Some(_) => taken().map(|placed| placed.place.outage()).collect(),
+            None => self.placed[..1].iter().map(|placed| placed.place.outage()).collect(),
+        };
+        outages?.into_iter().min_by_key(|outage| outage.retry_after)
+    }
 
-impl CudaModel {
-    /// Returns the model's memory on a device. Takes it the first time.
-    fn place(&self, place: usize) -> Result<Arc<DeviceRows>, CudaError> {
-        let mut placed = self.placed[place].lock();
-        if let Some(rows) = &*placed {
-            return Ok(Arc::clone(rows));
-        }
-        let model = self.devices[place].load(Arc::clone(&self.compiled.spec))?;
-        let rows = Arc::new(DeviceRows::new(model, Arc::clone(&self.compiled)));
-        *placed = Some(Arc::clone(&rows));
-        Ok(rows)
+    fn restarts(&self) -> Option<u64> {
+        self.placed.iter().map(|placed| placed.place.restarts()).sum()
     }
 }

@@ -1,13 +1,15 @@
 //! Steps of a model's cells on a lane of a device.
 
+use super::place::PlaceError;
+use super::placed::PlacedModel;
 use super::plan::{CompiledCell, CompiledModel, CompiledOutput};
 use super::store::{DeviceRows, UNUSED_ROW, ZERO_ROW};
 use super::tensors;
 use crate::ExecError;
 use crate::run::cells::{DeviceOutputs, DeviceStep, HostCopies};
-use crate::run::device_row::HeldRow;
+use crate::run::device_row::{HeldRow, RowStore};
 use crate::run::rows::{BatchTensor, RowPart};
-use crate::run::runner::{BlockCall, CellCall, CellRunner, Runner};
+use crate::run::runner::{BlockCall, CellCall, CellRunner, ProcessDown, Runner};
 use ripieno_cuda::{CellLane, CudaError, STAGED, StepInputs, StepOutputs, UNIT};
 use ripieno_model::{DataType, padded_size};
 use std::sync::Arc;
@@ -16,17 +18,60 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Runs cells on a lane.
 pub(super) struct CudaRunner {
     pub(super) model: Arc<CompiledModel>,
+    placed: Arc<PlacedModel>,
     pub(super) rows: Arc<DeviceRows>,
     pub(super) lane: Box<dyn CellLane>,
     /// Number of the lane in the process.
     number: u64,
+    /// Number of steps in flight.
+    in_flight: usize,
+    down: ProcessDown,
 }
 
 impl CudaRunner {
-    pub(super) fn new(model: Arc<CompiledModel>, rows: Arc<DeviceRows>, lane: Box<dyn CellLane>) -> CudaRunner {
-        static LANES: AtomicU64 = AtomicU64::new(0);
-        CudaRunner { model, rows, lane, number: LANES.fetch_add(1, Ordering::Relaxed) }
+    pub(super) fn new(
+        model: Arc<CompiledModel>,
+        placed: Arc<PlacedModel>,
+        down: ProcessDown,
+    ) -> Result<CudaRunner, ExecError> {
+        let (rows, lane) = open(&placed).map_err(PlaceError::into_exec)?;
+        Ok(CudaRunner { model, placed, rows, lane, number: lane_number(), in_flight: 0, down })
     }
+
+    /// Finds the model in another process, if the lane's process has ended.
+    fn find_process(&mut self) -> Result<(), ExecError> {
+        if !self.rows.model.is_gone() {
+            return Ok(());
+        }
+        if self.in_flight > 0 {
+            return Err(failed(&self.rows, &self.down, &CudaError::Broken));
+        }
+        let found = open(&self.placed).map_err(|failed| {
+            let lost = failed.lost.or_else(|| self.placed.place.loss());
+            lost.into_iter().for_each(|lost| self.down.set(lost));
+            failed.into_exec()
+        });
+        (self.rows, self.lane) = found?;
+        self.number = lane_number();
+        Ok(())
+    }
+}
+
+/// Returns the error of a step. If the process has ended, its requests are lost with it.
+fn failed(rows: &DeviceRows, down: &ProcessDown, cause: &CudaError) -> ExecError {
+    rows.loss().into_iter().for_each(|lost| down.set(lost));
+    ExecError(format!("CUDA: {cause}"))
+}
+
+fn lane_number() -> u64 {
+    static LANES: AtomicU64 = AtomicU64::new(0);
+    LANES.fetch_add(1, Ordering::Relaxed)
+}
+
+fn open(placed: &PlacedModel) -> Result<(Arc<DeviceRows>, Box<dyn CellLane>), PlaceError> {
+    let rows = placed.rows()?;
+    let lane = Arc::clone(&rows.model).lane()?;
+    Ok((rows, lane))
 }
 
 impl Runner for CudaRunner {
@@ -45,13 +90,15 @@ impl CellRunner for CudaRunner {
     }
 
     fn launch(&mut self, call: &CellCall<'_>) -> Result<DeviceStep, ExecError> {
+        self.find_process()?;
         let cell = &self.model.cells[call.block];
         let writes = cell.offsets.iter().any(Option::is_some);
         let held = self.rows.take(self.number, call.wanted.iter().map(|wanted| writes && wanted.is_some()))?;
         let mut reads = Vec::with_capacity(call.wanted.len());
         let spec = &self.model.spec;
         let width = spec.entry_words(call.block);
-        let StepInputs { entries, staged } = self.lane.inputs(call.block).map_err(failed)?;
+        let inputs = self.lane.inputs(call.block);
+        let StepInputs { entries, staged } = inputs.map_err(|cause| failed(&self.rows, &self.down, &cause))?;
         let size = padded_size(&spec.sizes, call.wanted.len());
         for (row, entry) in entries.chunks_exact_mut(width).take(size).enumerate() {
             let (feeds, ends) = entry.split_at_mut(width - 2);
@@ -88,7 +135,8 @@ impl CellRunner for CudaRunner {
                 };
             }
         }
-        self.lane.launch(call.block, size).map_err(failed)?;
+        self.lane.launch(call.block, size).map_err(|cause| failed(&self.rows, &self.down, &cause))?;
+        self.in_flight += 1;
         Ok(DeviceStep { block: call.block as u16, held, offsets: Arc::clone(&cell.offsets), reads })
     }
 
@@ -100,7 +148,9 @@ impl CellRunner for CudaRunner {
         let block = usize::from(step.block);
         let CompiledCell { outputs, .. } = &self.model.cells[block];
         let width = self.model.spec.programs[block].results;
-        let StepOutputs { results, faults } = self.lane.settle().map_err(failed)?;
+        self.in_flight -= 1;
+        let settled = self.lane.settle();
+        let StepOutputs { results, faults } = settled.map_err(|cause| failed(&self.rows, &self.down, &cause))?;
         let written = |held: &Arc<HeldRow>| held.is_written.store(true, Ordering::Release);
         step.held.iter().flatten().for_each(written);
         step.reads.clear();
@@ -151,8 +201,4 @@ fn copies_of(
     }
     let batch = tensors::batch(output.datatype, &output.row_shape, count, bytes)?;
     Ok(HostCopies { batch: Some(Arc::new(batch)), copy_of })
-}
-
-pub(super) fn failed(cause: CudaError) -> ExecError {
-    ExecError(format!("CUDA: {cause}"))
 }

@@ -1,9 +1,10 @@
 //! Rows of state of a model on one device.
 
+use super::place::CellPlace;
 use super::plan::{CompiledModel, CompiledOutput};
 use super::tensors;
-use crate::ExecError;
 use crate::run::device_row::{FetchedRow, HeldRow, OutputOfCell, RowStore};
+use crate::{ExecError, Loss};
 use parking_lot::Mutex;
 use ripieno_cuda::{ModelOnDevice, UNIT};
 use std::sync::Arc;
@@ -17,6 +18,7 @@ pub(super) const UNUSED_ROW: u32 = 1;
 /// A model in a device's memory, with the rows that are free there.
 pub(super) struct DeviceRows {
     pub(super) model: Arc<dyn ModelOnDevice>,
+    place: Arc<dyn CellPlace>,
     compiled: Arc<CompiledModel>,
     row_units: usize,
     total: usize,
@@ -24,10 +26,14 @@ pub(super) struct DeviceRows {
 }
 
 impl DeviceRows {
-    pub(super) fn new(model: Arc<dyn ModelOnDevice>, compiled: Arc<CompiledModel>) -> DeviceRows {
+    pub(super) fn new(
+        model: Arc<dyn ModelOnDevice>,
+        place: Arc<dyn CellPlace>,
+        compiled: Arc<CompiledModel>,
+    ) -> DeviceRows {
         let spec = &compiled.spec;
         let free: Vec<u32> = (UNUSED_ROW + 1..spec.rows as u32).rev().collect();
-        DeviceRows { model, row_units: spec.row_units, total: free.len(), free: Mutex::new(free), compiled }
+        DeviceRows { model, place, row_units: spec.row_units, total: free.len(), free: Mutex::new(free), compiled }
     }
 
     /// Takes a row for each `true`, which a step of this lane will write. Takes none if there are
@@ -80,6 +86,10 @@ impl RowStore for DeviceRows {
         self.model.read(unit, &mut words).map_err(|cause| ExecError(cause.to_string()))?;
         tensors::from_words(*datatype, &words, &mut bytes);
         Ok(FetchedRow { datatype: *datatype, shape: row_shape.clone(), bytes })
+    }
+
+    fn loss(&self) -> Option<Loss> {
+        if self.model.is_gone() { self.place.loss() } else { None }
     }
 
     fn release(&self, row: u32) {

@@ -123,7 +123,7 @@ impl Bench {
     fn open(source: &ModelSource, seed: u64, lanes: usize, depth: usize) -> Bench {
         let (host, (sender, results)) = (Arc::new(HostDevice::new(seed)), channel());
         let devices: Arc<[Arc<dyn StepDevice>]> = Arc::new([Arc::clone(&host) as Arc<dyn StepDevice>]);
-        let engine = CudaCellsEngine::of(devices, "host".to_owned()).with_depth(depth);
+        let engine = CudaCellsEngine::of(devices, DevicesFound::Host(seed), "host".to_owned()).with_depth(depth);
         let model = engine.load(source).unwrap();
         let device = engine.open(lanes, Arc::new(move |result| drop(sender.send(result)))).unwrap();
         device.attach(ModelId(0), Arc::clone(&model));
@@ -178,7 +178,7 @@ impl Bench {
 
     fn free(&self) -> (usize, usize) {
         let model = EngineModel::<CudaModel>::of(&*self.model, NAME).unwrap();
-        model.data.place(0).unwrap().free()
+        model.data.placed[0].rows().unwrap().free()
     }
 }
 

@@ -3,6 +3,8 @@
 //! Standard input is a socket to the server. A separate thread reads it, so the process ends with
 //! the connection even if the engine is busy or hangs.
 
+#[cfg(target_os = "linux")]
+use super::cells::serve_cells;
 use super::protocol::{LoadBlock, LoadRequest, PackedTensor, RunReply, RunRequest, fits, receive, send};
 use super::transfer::{OutgoingTensor, TensorTransfer};
 use crate::contract::kept;
@@ -29,6 +31,10 @@ pub fn serve_engine() -> io::Result<()> {
     let mut socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let mut transfer = TensorTransfer::accept(&socket)?;
     let load: LoadRequest = receive(&mut socket)?;
+    #[cfg(target_os = "linux")]
+    if let Some(cells) = &load.cells {
+        return serve_cells(socket, &load, cells);
+    }
     let served = match limit(load.memory_limit).and_then(|()| load_deeply(&load)) {
         Ok(served) => served,
         Err(cause) => return send(&mut socket, &failed(0, cause.0)),

@@ -4,7 +4,7 @@
 //! find the process hung or faulty and kill it. A process id may be reused after the process was
 //! reaped, so a lock excludes killing during reaping.
 
-use super::protocol::{RunReply, RunRequest, receive, send};
+use super::protocol::{CellsCall, CellsReply, RunReply, RunRequest, receive, send};
 use super::transfer::TensorTransfer;
 use crate::contract::kept::{self, KeptBytes};
 use parking_lot::{Condvar, Mutex};
@@ -78,7 +78,8 @@ impl Life {
         }
     }
 
-    fn is_over(&self) -> bool {
+    /// Whether the process has ended, and its end is recorded.
+    pub(super) fn is_over(&self) -> bool {
         self.state.lock().end.is_some()
     }
 
@@ -152,6 +153,24 @@ impl ProcessConnection {
         self.transfer.unpack(&mut done.outputs)?;
         self.kept.set(usize::try_from(done.kept).unwrap_or(0));
         Ok(done)
+    }
+
+    /// Sends a call to a process of cells.
+    pub(super) fn send(&mut self, call: &CellsCall) -> io::Result<()> {
+        send(&mut self.exchange(), call)
+    }
+
+    /// Receives the reply to a call.
+    pub(super) fn receive(&mut self) -> io::Result<CellsReply> {
+        receive(&mut self.exchange())
+    }
+
+    pub(super) fn socket(&self) -> &UnixStream {
+        &self.socket
+    }
+
+    pub(super) fn life(&self) -> &Arc<Life> {
+        &self.life
     }
 
     /// Begins an exchange. It takes at most twice the limit, however slowly the process responds.

@@ -18,6 +18,8 @@
 //!
 //! Rejected: one process for all batches of a model, which would have to be asynchronous.
 
+#[cfg(target_os = "linux")]
+mod cells;
 mod child;
 mod declaration;
 mod environment;
@@ -33,6 +35,8 @@ mod transfer;
 mod unshared;
 mod warm_up;
 
+#[cfg(target_os = "linux")]
+pub(crate) use cells::{CellProcesses, CellsOn};
 pub use child::serve_engine;
 pub use python::PythonEngine;
 
@@ -139,6 +143,7 @@ pub(crate) fn load(
         gpu: None,
         binds_on_cpu: kind.binds_on_cpu,
         python: None,
+        cells: None,
     };
     let warm_up = Arc::new(ProcessWarmUp::new(read.plan.blocks.len(), &read.plan.batch_sizes));
     let pool = |ordinal: Option<u32>| {

@@ -47,6 +47,46 @@ pub(super) struct LoadRequest {
     /// Set if the blocks are functions of a Python file.
     #[prost(message, optional, tag = "10")]
     pub(super) python: Option<LoadPython>,
+    /// Set if the process runs cells on a device of its own, and no blocks.
+    #[prost(message, optional, tag = "11")]
+    pub(super) cells: Option<LoadCells>,
+}
+
+/// Programs of cells.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct LoadCells {
+    /// The model's programs, as words of [`CellModelSpec`](ripieno_cuda::CellModelSpec).
+    #[prost(bytes = "bytes", tag = "1")]
+    pub(super) spec: Bytes,
+    /// Seed of the random times of steps, where the device is this machine's CPU.
+    #[prost(uint64, tag = "2")]
+    pub(super) host_seed: u64,
+}
+
+/// A call to a process of cells: for a lane, or for words of a row.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(super) struct CellsCall {
+    /// True if the call opens a lane. The lane's socket follows.
+    #[prost(bool, tag = "1")]
+    pub(super) opens_lane: bool,
+    /// First unit to read.
+    #[prost(uint64, tag = "2")]
+    pub(super) unit: u64,
+    /// Number of words to read.
+    #[prost(uint64, tag = "3")]
+    pub(super) words: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct CellsReply {
+    #[prost(string, optional, tag = "1")]
+    pub(super) error: Option<String>,
+    /// Number of steps that a new lane has in flight.
+    #[prost(uint32, tag = "2")]
+    pub(super) depth: u32,
+    /// Words that were read.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub(super) data: Bytes,
 }
 
 /// Settings of a model written in Python.

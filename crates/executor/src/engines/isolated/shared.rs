@@ -14,10 +14,11 @@ use rustix::net::{
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
+use std::sync::atomic::Ordering;
+use vm_memory::{ByteValued, Bytes, FileOffset, MmapRegion, VolatileMemory};
 
 const MIN_REGION: usize = 1 << 20;
 
@@ -38,30 +39,14 @@ impl SharedRegions {
             .ok();
         let fds: Vec<_> =
             regions.iter().flat_map(|both| [both.outbound.file.as_fd(), both.inbound.file.as_fd()]).collect();
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            control.push(SendAncillaryMessage::ScmRights(&fds));
-        }
-        sendmsg(socket, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL)?;
+        send_files(socket, &fds)?;
         Ok(regions)
     }
 
     /// Receives the regions that the other end of `socket` has created.
     pub(super) fn accept(socket: &UnixStream) -> io::Result<Option<SharedRegions>> {
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut byte = [0];
-        let received = recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
-        if received.bytes == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        let fds = control.drain().filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-            _ => None,
-        });
-        let mut fds = fds.flatten();
-        match (fds.next(), fds.next()) {
+        let mut files = receive_files(socket)?.into_iter();
+        match (files.next(), files.next()) {
             // The other end names its regions first: its outbound one is inbound here.
             (Some(inbound), Some(outbound)) => {
                 let (outbound, inbound) = (GrowingMemory::open(outbound)?, GrowingMemory::open(inbound)?);
@@ -70,6 +55,33 @@ impl SharedRegions {
             _ => Ok(None),
         }
     }
+}
+
+/// Passes files, at most two, to the other end of `socket`.
+pub(super) fn send_files(socket: &UnixStream, files: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(files));
+    }
+    sendmsg(socket, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Receives the files of one [`send_files`].
+pub(super) fn receive_files(socket: &UnixStream) -> io::Result<Vec<OwnedFd>> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let received = recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    if received.bytes == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let files = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(files) => Some(files),
+        _ => None,
+    });
+    Ok(files.flatten().collect())
 }
 
 /// A part of memory that grows.
@@ -110,20 +122,32 @@ impl GrowingMemory {
         Ok(())
     }
 
-    /// Writes `data` at an offset.
-    pub(super) fn write(&mut self, at: usize, data: &[u8]) -> io::Result<()> {
-        let end = at.checked_add(data.len()).ok_or_else(|| invalid("a place beyond all memory"))?;
-        let place = self.map(end)?.get_slice(at, data.len()).map_err(io::Error::other)?;
-        place.copy_from(data);
+    /// Writes `data` at an offset in bytes.
+    pub(super) fn write<T: ByteValued>(&mut self, at: usize, data: &[T]) -> io::Result<()> {
+        let bytes = size_of_val(data);
+        let end = at.checked_add(bytes).ok_or_else(|| invalid("a place beyond all memory"))?;
+        self.map(end)?.get_slice(at, bytes).map_err(io::Error::other)?.copy_from(data);
         Ok(())
     }
 
-    /// Reads `into` from an offset. An error if the region does not reach so far.
-    pub(super) fn read(&mut self, at: usize, into: &mut [u8]) -> io::Result<()> {
-        let end = at.checked_add(into.len()).ok_or_else(|| invalid("a place beyond all memory"))?;
-        let place = self.map(end)?.get_slice(at, into.len()).map_err(io::Error::other)?;
-        place.copy_to(into);
+    /// Reads `into` from an offset in bytes. An error if the region does not reach so far.
+    pub(super) fn read<T: ByteValued>(&mut self, at: usize, into: &mut [T]) -> io::Result<()> {
+        let bytes = size_of_val(into);
+        let end = at.checked_add(bytes).ok_or_else(|| invalid("a place beyond all memory"))?;
+        self.map(end)?.get_slice(at, bytes).map_err(io::Error::other)?.copy_to(into);
         Ok(())
+    }
+
+    /// Writes a word that the other end may read at the same time, in an order that both ends see.
+    pub(super) fn store(&mut self, at: usize, word: u32) -> io::Result<()> {
+        let word_at = self.map(at.saturating_add(4))?.get_slice(at, 4).map_err(io::Error::other)?;
+        word_at.store(word, 0, Ordering::SeqCst).map_err(io::Error::other)
+    }
+
+    /// Reads a word that the other end may write at the same time.
+    pub(super) fn load(&mut self, at: usize) -> io::Result<u32> {
+        let word_at = self.map(at.saturating_add(4))?.get_slice(at, 4).map_err(io::Error::other)?;
+        word_at.load(0, Ordering::SeqCst).map_err(io::Error::other)
     }
 
     /// Maps the region at least up to byte `end`.
@@ -163,7 +187,7 @@ mod tests {
             for (from, to) in [(&mut server.outbound, &mut child.inbound), (&mut child.outbound, &mut server.inbound)] {
                 from.reserve(64 + size).unwrap();
                 from.write(64, &data).unwrap();
-                let mut read = vec![0; size];
+                let mut read = vec![0u8; size];
                 to.read(64, &mut read).unwrap();
                 assert_eq!(read, data);
             }
@@ -172,8 +196,8 @@ mod tests {
         assert!(pages(&server.inbound) > 0);
         server.inbound.release().unwrap();
         assert_eq!(pages(&child.outbound), 0, "either end gives the pages of both back");
-        child.outbound.write(9, &[7]).unwrap();
-        let mut read = [1; 2];
+        child.outbound.write(9, &[7u8]).unwrap();
+        let mut read = [1u8; 2];
         server.inbound.read(8, &mut read).unwrap();
         assert_eq!(read, [0, 7]);
     }
@@ -184,7 +208,7 @@ mod tests {
         child.outbound.reserve(100).unwrap();
         assert!(child.outbound.file.set_len(0).is_err(), "it cannot shrink");
         for (at, size) in [(0, MIN_REGION + 1), (MIN_REGION, 1), (usize::MAX, 2)] {
-            let cause = server.inbound.read(at, &mut vec![0; size]).unwrap_err();
+            let cause = server.inbound.read(at, &mut vec![0u8; size]).unwrap_err();
             assert_eq!(cause.kind(), io::ErrorKind::InvalidData, "{at} {size}");
         }
         let fd = memfd_create("other", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();

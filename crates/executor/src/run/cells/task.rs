@@ -12,7 +12,7 @@ use crate::run::plan::ModelPlan;
 use crate::run::rerun::{CompletedTask, RerunTerms, catch_panic, run_in_parts};
 use crate::run::rows::{BatchTensor, EngineInput, RowPart};
 use crate::run::runner::{BlockCall, CellCall, CellRunner, Runner};
-use crate::{ExecError, MemberProgress, PhaseTimes, Rerun, Task, TaskMember};
+use crate::{ExecError, Loss, MemberProgress, PhaseTimes, Rerun, Task, TaskMember};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::time::Instant;
@@ -67,11 +67,13 @@ pub(crate) fn execute(
 fn complete(
     cells: &CellModel,
     task: &Task,
-    progress: Vec<MemberProgress>,
+    mut progress: Vec<MemberProgress>,
     rerun: Option<Rerun>,
 ) -> Result<CompletedTask, ExecError> {
-    for (member, _) in task.members.iter().zip(&progress).filter(|(_, progress)| progress.failed.is_some()) {
-        abandon(cells, member);
+    for (member, progress) in task.members.iter().zip(&mut progress) {
+        if progress.failed.is_some() {
+            progress.lost = abandon(cells, member);
+        }
     }
     CompletedTask::of(progress, rerun)
 }
@@ -173,12 +175,20 @@ struct AbandonOnDrop<'a> {
 
 impl Drop for AbandonOnDrop<'_> {
     fn drop(&mut self) {
-        self.task.members.iter().filter(|_| self.failed).for_each(|member| abandon(self.cells, member));
+        for member in self.task.members.iter().filter(|_| self.failed) {
+            abandon(self.cells, member);
+        }
     }
 }
 
-fn abandon(cells: &CellModel, member: &TaskMember) {
-    cells.arena.slot(member.slot.index()).lock().abandon(member);
+/// Ends the walk of a member that failed. Returns its loss, if its state was in a process that has
+/// ended.
+fn abandon(cells: &CellModel, member: &TaskMember) -> Option<Loss> {
+    let slot = cells.arena.slot(member.slot.index());
+    let mut walk = slot.lock();
+    let lost = walk.loss(member);
+    walk.abandon(member);
+    lost
 }
 
 fn run(
@@ -361,7 +371,13 @@ fn enter_walk<'w>(
     }
     walk.check(wiring, block, member.node)?;
     for (input, parts) in parts.iter_mut().enumerate() {
-        parts.push(walk.part(wiring, block, input, member.node)?);
+        let part = walk.part(wiring, block, input, member.node)?;
+        if let RowPart::Device(row) = &part
+            && row.held.store.loss().is_some()
+        {
+            return Err(ExecError("the process that had the request's state has ended".to_owned()));
+        }
+        parts.push(part);
     }
     Ok((Some(walk.generation), walk.wanted(wiring, block, member.node)))
 }

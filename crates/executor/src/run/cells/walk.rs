@@ -11,7 +11,7 @@ mod answers;
 use super::row::CellRow;
 use super::wiring::{AnswerFrom, AnswerOutput, FeedSource, Seed, Wiring};
 use crate::run::rows::{RowPart, Rows};
-use crate::{AnswerSteps, ExecError, MemberProgress, RequestEntry, TaskMember};
+use crate::{AnswerSteps, ExecError, Loss, MemberProgress, RequestEntry, TaskMember};
 use parking_lot::{Mutex, RwLock};
 use ripieno_base::BlockId;
 use ripieno_model::{Extent, Graph, Onward, Position, StepReport, Steps};
@@ -171,6 +171,19 @@ impl CellWalk {
         if let Some(entry) = &member.entry {
             (self.entry, self.extent) = (Arc::downgrade(entry), Some(entry.extent));
         }
+    }
+
+    /// Returns the loss of a member's state, if the process that had it has ended.
+    pub(crate) fn loss(&self, member: &TaskMember) -> Option<Loss> {
+        if self.is_newer_than(member) {
+            return None;
+        }
+        let tracks = self.blocks.iter().flat_map(|track| {
+            let kept = track.previous.iter().chain(&track.last).flatten();
+            kept.chain(track.ahead.iter().flat_map(|ahead| &ahead.steps))
+        });
+        let nodes = self.nodes.iter().flat_map(|node| node.outputs.iter().flatten());
+        tracks.chain(nodes).find_map(|row| row.device.as_ref()?.held.store.loss())
     }
 
     /// Drops all outputs of the walk but keeps the tables for reuse.

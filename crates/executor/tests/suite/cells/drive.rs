@@ -19,6 +19,15 @@ pub(crate) struct Bench {
 impl Bench {
     pub(crate) fn new(engine: &dyn Executor, source: ModelSource, devices: usize) -> Bench {
         let model = engine.load(&source).unwrap_or_else(|cause| panic!("{cause}"));
+        Bench::of_model(engine, model, source, devices)
+    }
+
+    pub(crate) fn of_model(
+        engine: &dyn Executor,
+        model: Arc<dyn LoadedModel>,
+        source: ModelSource,
+        devices: usize,
+    ) -> Bench {
         let open = |_| {
             let (sender, results) = channel();
             let device = engine.open(1, Arc::new(move |result| drop(sender.send(result)))).unwrap();

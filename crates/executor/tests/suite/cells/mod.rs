@@ -2,6 +2,8 @@
 //! share batches and devices.
 
 mod drive;
+#[cfg(target_os = "linux")]
+mod lost;
 mod models;
 mod refused;
 mod unfold;

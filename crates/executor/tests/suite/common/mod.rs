@@ -59,9 +59,10 @@ pub(crate) fn engines() -> [Box<dyn Executor>; 5] {
 }
 
 /// The engines that run cells: those that run files, and the GPU's on this machine's CPU, whose
-/// steps take random times.
+/// steps take random times, in this process and in another.
 pub(crate) fn cell_engines() -> Vec<Box<dyn Executor>> {
-    engines().into_iter().chain([Box::new(CudaCellsEngine::on_host(5)) as Box<dyn Executor>]).collect()
+    let on_host = || Box::new(CudaCellsEngine::on_host(5)) as Box<dyn Executor>;
+    engines().into_iter().chain([on_host(), Box::new(Isolating(on_host()))]).collect()
 }
 
 pub(crate) fn isolated_cpu() -> Fixture {

@@ -1,0 +1,38 @@
+//! The memory of a model at one place.
+
+use super::place::{CellPlace, PlaceError};
+use super::plan::CompiledModel;
+use super::store::DeviceRows;
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// A model's memory at a place. Taken when it is first needed, and again when it is gone.
+pub(super) struct PlacedModel {
+    pub(super) place: Arc<dyn CellPlace>,
+    compiled: Arc<CompiledModel>,
+    rows: Mutex<Option<Arc<DeviceRows>>>,
+}
+
+impl PlacedModel {
+    pub(super) fn new(place: Arc<dyn CellPlace>, compiled: Arc<CompiledModel>) -> PlacedModel {
+        PlacedModel { place, compiled, rows: Mutex::new(None) }
+    }
+
+    /// Returns the rows of state.
+    pub(super) fn rows(&self) -> Result<Arc<DeviceRows>, PlaceError> {
+        let mut rows = self.rows.lock();
+        if let Some(rows) = rows.as_ref().filter(|rows| !rows.model.is_gone()) {
+            return Ok(Arc::clone(rows));
+        }
+        // What is gone gives its process up before another one is waited for.
+        *rows = None;
+        let model = self.place.open()?;
+        let new = DeviceRows::new(model, Arc::clone(&self.place), Arc::clone(&self.compiled));
+        Ok(Arc::clone(rows.insert(Arc::new(new))))
+    }
+
+    /// Whether a lane has the model's memory.
+    pub(super) fn is_taken(&self) -> bool {
+        self.rows.lock().is_some()
+    }
+}
