@@ -1,16 +1,19 @@
 """Cells on a GPU: whether walks answer as on the processor, what a step takes, and how many sequences a second are served.
 
 Needs no ONNX Runtime: cells have an engine of their own. The LSTM has a state of 1,024, as in the papers, takes ids from a table
-of 1,000, and sequences of English sentences' lengths with a mean of 24.
+of 1,000, and sequences of English sentences' lengths with a mean of 24. Beside it, where ONNX Runtime is there: the same LSTM as
+one operator over whole sequences (on a GPU cuDNN's), padded to buckets of 10 lengths.
 """
 
 import subprocess
 
 import net
+import numpy as np
 import repository
 from serving import Server
 
 HIDDEN, IDS = 1024, 1000
+INT32 = net.onnx.TensorProto.INT32
 SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 DEMOS = ["arithmetic", "dates", "sentiment"]
 LENGTHS = ["--lengths", "europarl", "--vocabulary", IDS]
@@ -33,6 +36,30 @@ def lstm(hidden):
     return made
 
 
+def whole_lstm(hidden):
+    """The same over a whole sequence, padded behind its end with zeros."""
+    made = net.Net("lstm")
+    tokens = made.input("token", net.INT64, "batch", "length")
+    real = made.op("Cast", made.op("Greater", tokens, made.const(0)), to=INT32)
+    # A sequence of zeros alone counts as one of a single token.
+    lengths = made.op("Max", made.op("ReduceSum", real, made.const([1]), keepdims=0), made.const(1, np.int32))
+    x = made.op("Transpose", made.op("Gather", made.weight(IDS, hidden, scale=1.0), tokens, axis=0), perm=[1, 0, 2])
+    scale = 1 / np.sqrt(hidden)
+    factors = [made.weight(1, 4 * hidden, hidden, scale=scale) for _ in range(2)]
+    _, last = made.op("LSTM", x, *factors, made.weight(1, 8 * hidden, scale=0.1), lengths, outputs=2, hidden_size=hidden)
+    made.output(made.op("Squeeze", last, made.const([0])), "h", net.FLOAT, "batch", hidden)
+    return made
+
+
+WHOLE = """slo_ms = 60000
+max_length = 330
+max_batch = {batch}
+batching = "trust"
+[[input]]
+name = "token"
+length_dim = 1
+pad = 0
+"""
 SETTINGS = """walk = "repeat"
 slo_ms = 60000
 max_length = 330
@@ -61,7 +88,18 @@ def write(folder, quick):
         lstm(hidden).save(folder / name / "1")
         (folder / name / "model.toml").write_text(SETTINGS.format(batch=batch, precision=precision))
         names.append(name)
-    return names
+    name = "lstm-tf32-process"
+    lstm(hidden).save(folder / name / "1")
+    (folder / name / "model.toml").write_text('isolation = "process"\n' + SETTINGS.format(batch=batch, precision="tf32"))
+    return [*names, name]
+
+
+def write_whole(folder, quick):
+    """Writes the LSTM over whole sequences. Returns its name."""
+    hidden, batch = (64, 16) if quick else (HIDDEN, 512)
+    whole_lstm(hidden).save(folder / "lstm-whole" / "1")
+    (folder / "lstm-whole" / "model.toml").write_text(WHOLE.format(batch=batch))
+    return "lstm-whole"
 
 
 def flags(check):
@@ -73,8 +111,11 @@ def cells(check):
     folder = check.folder / "cells"
     names = write(folder, check.quick)
     rows = equality(check) + steps(check, folder)
-    for name in names[1:2] if check.quick else names:
-        rows += served(check, folder, name)
+    for name in names[1::2] if check.quick else names:
+        rows += served(check, folder, name, ["unified", "cellular"], flags(check))
+    if check.library:
+        whole = check.folder / "whole"
+        rows += served(check, whole, write_whole(whole, check.quick), ["bucketed"], check.flags(check.device))
     return rows + wire(check, folder, names[1])
 
 
@@ -133,7 +174,7 @@ def products(check):
     return rows
 
 
-def served(check, folder, name):
+def served(check, folder, name, policies, engine):
     """Sequences a second at saturation, and latencies at two rates, by requests made within the server."""
     rows, seconds = [], 0.5 if check.quick else 3
     for rate in [None, *([] if check.quick else RATES)]:
@@ -142,8 +183,8 @@ def served(check, folder, name):
         load = ["--rate", rate] if rate else ["--outstanding", 64 if check.quick else 2048]
         try:
             found = check.ripieno(
-                "compare", "--live", folder, "--model", name, "--policy", "unified", "--policy", "cellular", "--rounds", 1,
-                "--seconds", seconds, *load, *LENGTHS, *flags(check),
+                "compare", "--live", folder, "--model", name, *(word for policy in policies for word in ("--policy", policy)),
+                "--rounds", 1, "--seconds", seconds, *load, *LENGTHS, *engine,
             )  # fmt: skip
         except (RuntimeError, subprocess.TimeoutExpired) as cause:
             rows.append({"part": "served", "model": name, "error": " ".join(str(cause).split())})

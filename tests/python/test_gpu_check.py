@@ -36,6 +36,9 @@ def test_a_quick_run_fills_every_table(tmp_path):
     walks = [row for row in parts["cells"] if row["part"] == "equality"]
     assert len(walks) == 3 and all(row["equal"] for row in walks)
     assert {row["part"] for row in parts["cells"]} == {"equality", "step", "served", "wire"}
+    served = [(row["model"], row["policy"]) for row in parts["cells"] if row["part"] == "served"]
+    of_cells = [(name, policy) for name in ("lstm-tf32", "lstm-tf32-process") for policy in ("unified", "cellular")]
+    assert served == [*of_cells, ("lstm-whole", "bucketed")]
     assert "say nothing about a GPU" in done.stdout
 
 
