@@ -69,6 +69,7 @@ functions! {
     memory_set = "cuMemsetD32_v2": fn(u64, c_uint, usize);
     copy_to_device = "cuMemcpyHtoDAsync_v2": fn(u64, *const c_void, usize, Handle);
     copy_to_host = "cuMemcpyDtoHAsync_v2": fn(*mut c_void, u64, usize, Handle);
+    copy_peer = "cuMemcpyPeerAsync": fn(u64, Handle, u64, Handle, usize, Handle);
     host_alloc = "cuMemHostAlloc": fn(*mut *mut c_void, usize, c_uint);
     host_pointer = "cuMemHostGetDevicePointer_v2": fn(*mut u64, *mut c_void, c_uint);
     host_free = "cuMemFreeHost": fn(*mut c_void);

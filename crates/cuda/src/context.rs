@@ -21,7 +21,7 @@ const KERNELS: &str = concat!(include_str!("../kernels/cells.ptx"), "\0");
 pub(crate) struct Context {
     pub(crate) api: DriverApi,
     pub(crate) blas: BlasApi,
-    handle: Handle,
+    pub(crate) handle: Handle,
     pub(crate) chain: Handle,
     pub(crate) reduce: Handle,
 }

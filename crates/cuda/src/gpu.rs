@@ -5,6 +5,7 @@ use crate::lane::GpuLane;
 use crate::memory::{DeviceWords, GpuStream};
 use crate::resident::{GpuModel, tables};
 use crate::{CellLane, CellModelSpec, CudaError, ModelOnDevice, StepDevice};
+use std::any::Any;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -45,5 +46,19 @@ impl ModelOnDevice for GpuModel {
 
     fn read(&self, unit: usize, words: &mut [u32]) -> Result<(), CudaError> {
         self.arena.read(&self.reader, unit * crate::UNIT, words)
+    }
+
+    fn copy_row(&self, from: &dyn ModelOnDevice, row: u32, to: u32) -> Result<bool, CudaError> {
+        let Some(from) = from.as_any().downcast_ref::<GpuModel>() else { return Ok(false) };
+        if !Arc::ptr_eq(&from.spec, &self.spec) || std::ptr::eq(from, self) {
+            return Ok(false);
+        }
+        let ([from_word, to_word], words) = (self.spec.places_of([row, to])?, self.spec.row_units * crate::UNIT);
+        self.arena.copy_from(&self.reader, (&from.arena, from_word), to_word, words)?;
+        Ok(true)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
     }
 }

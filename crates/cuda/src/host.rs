@@ -12,6 +12,7 @@ use crate::{
 };
 use half::f16;
 use parking_lot::{Condvar, Mutex, RwLock};
+use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -100,6 +101,21 @@ impl ModelOnDevice for HostModel {
         let from = arena.get(unit * UNIT..unit * UNIT + words.len()).ok_or(CudaError::InvalidProgram)?;
         words.copy_from_slice(from);
         Ok(())
+    }
+
+    fn copy_row(&self, from: &dyn ModelOnDevice, row: u32, to: u32) -> Result<bool, CudaError> {
+        let Some(from) = from.as_any().downcast_ref::<HostModel>() else { return Ok(false) };
+        if !Arc::ptr_eq(&from.spec, &self.spec) || std::ptr::eq(from, self) {
+            return Ok(false);
+        }
+        let ([from_word, to_word], words) = (self.spec.places_of([row, to])?, self.spec.row_units * UNIT);
+        let copy = from.arena.read()[from_word..from_word + words].to_vec();
+        self.arena.write()[to_word..to_word + words].copy_from_slice(&copy);
+        Ok(true)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
     }
 }
 

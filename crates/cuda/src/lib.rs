@@ -34,6 +34,7 @@ pub use program::{
     STAGED, StepProgram, StepStage, UNIT,
 };
 
+use std::any::Any;
 use std::sync::Arc;
 
 /// A device that runs programs of cells.
@@ -50,6 +51,16 @@ pub trait ModelOnDevice: Send + Sync {
     /// Copies words of state to the host, from a unit on. Waits for the copy only: the caller has
     /// seen the end of the step that wrote them.
     fn read(&self, unit: usize, words: &mut [u32]) -> Result<(), CudaError>;
+
+    /// Copies a row of the same model on another device into a row here, without the host's memory.
+    /// The caller has seen the end of the step that wrote it, and no step uses `to`. Returns false
+    /// if the two devices cannot.
+    fn copy_row(&self, _from: &dyn ModelOnDevice, _row: u32, _to: u32) -> Result<bool, CudaError> {
+        Ok(false)
+    }
+
+    /// Returns the model as what it is, so that another device may know it.
+    fn as_any(&self) -> &dyn Any;
 
     /// Whether the device's memory is gone, with the process that owned it.
     fn is_gone(&self) -> bool {

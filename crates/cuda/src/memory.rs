@@ -65,6 +65,32 @@ impl DeviceWords {
     }
 }
 
+impl DeviceWords {
+    /// Copies words from another GPU's memory to a place here, on a stream of this GPU.
+    pub(crate) fn copy_from(
+        &self,
+        stream: &GpuStream,
+        (from, from_word): (&DeviceWords, usize),
+        to_word: usize,
+        words: usize,
+    ) -> Result<(), CudaError> {
+        let inside =
+            |memory: &DeviceWords, first: usize| first.checked_add(words).is_some_and(|end| end <= memory.words);
+        if !inside(from, from_word) || !inside(self, to_word) {
+            return Err(CudaError::InvalidProgram);
+        }
+        let context = &self.context;
+        let _shared = context.share();
+        context.enter()?;
+        let (to, source) = (self.address + to_word as u64 * 4, from.address + from_word as u64 * 4);
+        let (own, other) = (context.handle, from.context.handle);
+        // SAFETY: both places have that many words, which live until the copy has ended below.
+        let status = unsafe { (context.api.copy_peer)(to, own, source, other, words * 4, stream.handle) };
+        context.api.check("cuMemcpyPeerAsync", status)?;
+        stream.synchronize()
+    }
+}
+
 const OUT_OF_MEMORY: i32 = 2;
 
 impl Drop for DeviceWords {

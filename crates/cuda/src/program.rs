@@ -257,6 +257,15 @@ impl CellModelSpec {
         self.programs[cell].feeds + 2
     }
 
+    /// Returns the words of these rows, each of which exists and holds state.
+    pub(crate) fn places_of(&self, rows: [u32; 2]) -> Result<[usize; 2], CudaError> {
+        let holds_state = |&row: &u32| row > 1 && (row as usize) < self.rows;
+        match rows.iter().all(holds_state) {
+            true => Ok(rows.map(|row| row as usize * self.row_units * UNIT)),
+            false => Err(CudaError::InvalidProgram),
+        }
+    }
+
     pub(crate) fn units(&self) -> usize {
         self.rows * self.row_units
     }

@@ -6,6 +6,7 @@
 
 use crate::{ExecError, Loss};
 use ripieno_model::DataType;
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +15,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(crate) trait RowStore: Send + Sync {
     /// Copies an output of a cell to the host, from a row.
     fn read(&self, row: u32, output: OutputOfCell) -> Result<FetchedRow, ExecError>;
+
+    /// Returns the store as what it is, so that another store of its engine may know it.
+    fn as_any(&self) -> &dyn Any;
 
     /// Returns the loss of all rows, if the process that held them has ended.
     fn loss(&self) -> Option<Loss>;

@@ -7,11 +7,12 @@ use super::store::{DeviceRows, UNUSED_ROW, ZERO_ROW};
 use super::tensors;
 use crate::ExecError;
 use crate::run::cells::{DeviceOutputs, DeviceStep, HostCopies};
-use crate::run::device_row::{HeldRow, RowStore};
+use crate::run::device_row::{DeviceRow, HeldRow, RowStore};
 use crate::run::rows::{BatchTensor, RowPart};
 use crate::run::runner::{BlockCall, CellCall, CellRunner, ProcessDown, Runner};
 use ripieno_cuda::{CellLane, CudaError, STAGED, StepInputs, StepOutputs, UNIT};
 use ripieno_model::{DataType, padded_size};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -94,7 +95,7 @@ impl CellRunner for CudaRunner {
         let cell = &self.model.cells[call.block];
         let writes = cell.offsets.iter().any(Option::is_some);
         let held = self.rows.take(self.number, call.wanted.iter().map(|wanted| writes && wanted.is_some()))?;
-        let mut reads = Vec::with_capacity(call.wanted.len());
+        let mut reads = StepReads::new(Arc::clone(&self.rows), self.number, call)?;
         let spec = &self.model.spec;
         let width = spec.entry_words(call.block);
         let inputs = self.lane.inputs(call.block);
@@ -112,32 +113,23 @@ impl CellRunner for CudaRunner {
             for ((place, parts), feed) in feeds.iter_mut().zip(call.inputs).zip(&cell.feeds) {
                 let begin = feed.staged.base + row * feed.staged.stride;
                 let words = &mut staged[begin..begin + feed.width];
-                *place = match &parts[row] {
+                match &parts[row] {
                     RowPart::Rows(rows) if feed.is_immediate => {
                         tensors::to_words(feed.datatype, rows.bytes(), std::slice::from_mut(place));
-                        *place
                     }
-                    RowPart::Device(part) if self.rows.holds(&part.held) => {
-                        if part.held.lane != self.number {
-                            part.held.check_written()?;
-                        }
-                        if reads.last().is_none_or(|last| !Arc::ptr_eq(last, &part.held)) {
-                            reads.push(Arc::clone(&part.held));
-                        }
-                        self.rows.unit(part.held.row) + part.offset / UNIT as u32
-                    }
-                    RowPart::Fill(bytes) if bytes.iter().all(|&byte| byte == 0) => self.rows.unit(ZERO_ROW),
-                    RowPart::Any => self.rows.unit(ZERO_ROW),
-                    part => {
-                        stage(part, feed.datatype, words)?;
-                        STAGED
-                    }
-                };
+                    part => *place = reads.place(part, feed.datatype, words)?,
+                }
             }
         }
         self.lane.launch(call.block, size).map_err(|cause| failed(&self.rows, &self.down, &cause))?;
         self.in_flight += 1;
-        Ok(DeviceStep { block: call.block as u16, held, offsets: Arc::clone(&cell.offsets), reads })
+        Ok(DeviceStep {
+            block: call.block as u16,
+            held,
+            offsets: Arc::clone(&cell.offsets),
+            reads: reads.held,
+            rows_moved: reads.moved,
+        })
     }
 
     fn wait(&mut self, stop: &dyn Fn() -> bool) -> bool {
@@ -159,6 +151,64 @@ impl CellRunner for CudaRunner {
         let copies = copies.collect::<Result<_, _>>().map_err(ExecError)?;
         let failed = faults.iter().take(wanted.len()).map(|&fault| fault != 0).collect();
         Ok(DeviceOutputs { step, copies, failed })
+    }
+}
+
+/// Rows that a step reads.
+struct StepReads {
+    rows: Arc<DeviceRows>,
+    /// Number of the step's lane.
+    lane: u64,
+    held: Vec<Arc<HeldRow>>,
+    /// Rows of other devices, by their address, and their copies here.
+    copies: HashMap<*const HeldRow, Arc<HeldRow>>,
+    /// Number of rows that came from another device.
+    moved: usize,
+}
+
+impl StepReads {
+    /// Copies rows of other devices, which the members' steps read, to this one. Rows for which
+    /// that is not possible go through the host's memory.
+    fn new(rows: Arc<DeviceRows>, lane: u64, call: &CellCall<'_>) -> Result<StepReads, ExecError> {
+        let mut copies = HashMap::new();
+        for part in call.inputs.iter().flatten() {
+            let RowPart::Device(DeviceRow { held, .. }) = part else { continue };
+            if rows.holds(held) || copies.contains_key(&Arc::as_ptr(held)) {
+                continue;
+            }
+            held.check_written()?;
+            if let Some(own) = rows.adopt(lane, held)? {
+                copies.insert(Arc::as_ptr(held), own);
+            }
+        }
+        let (held, moved) = (Vec::with_capacity(call.wanted.len()), copies.len());
+        Ok(StepReads { rows, lane, held, copies, moved })
+    }
+
+    /// Returns the place of an input's row as an entry names it. Stages the row in `words` if it is
+    /// not on this device.
+    fn place(&mut self, part: &RowPart<'_>, datatype: DataType, words: &mut [u32]) -> Result<u32, ExecError> {
+        let is_zero = |bytes: &[u8]| bytes.iter().all(|&byte| byte == 0);
+        match part {
+            RowPart::Device(row) => {
+                let is_here = self.rows.holds(&row.held);
+                let own = if is_here { Some(&row.held) } else { self.copies.get(&Arc::as_ptr(&row.held)) };
+                let Some(own) = own else {
+                    self.moved += 1;
+                    return stage(part, datatype, words).map(|()| STAGED);
+                };
+                if own.lane != self.lane {
+                    own.check_written()?;
+                }
+                if self.held.last().is_none_or(|last| !Arc::ptr_eq(last, own)) {
+                    self.held.push(Arc::clone(own));
+                }
+                Ok(self.rows.unit(own.row) + row.offset / UNIT as u32)
+            }
+            RowPart::Fill(bytes) if is_zero(bytes) => Ok(self.rows.unit(ZERO_ROW)),
+            RowPart::Any => Ok(self.rows.unit(ZERO_ROW)),
+            part => stage(part, datatype, words).map(|()| STAGED),
+        }
     }
 }
 

@@ -7,8 +7,9 @@ use crate::run::device_row::{FetchedRow, HeldRow, OutputOfCell, RowStore};
 use crate::{ExecError, Loss};
 use parking_lot::Mutex;
 use ripieno_cuda::{ModelOnDevice, UNIT};
+use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Row that holds zeros.
 pub(super) const ZERO_ROW: u32 = 0;
@@ -59,6 +60,20 @@ impl DeviceRows {
         Ok(wanted.map(|wanted| if wanted { taken.next().map(hold) } else { None }).collect())
     }
 
+    /// Copies a row of another device into one that is taken here for it. `None` if the devices
+    /// cannot, or no row is free.
+    pub(super) fn adopt(self: &Arc<Self>, lane: u64, from: &HeldRow) -> Result<Option<Arc<HeldRow>>, ExecError> {
+        let Some(other) = from.store.as_any().downcast_ref::<DeviceRows>() else { return Ok(None) };
+        let Ok(taken) = self.take(lane, std::iter::once(true)) else { return Ok(None) };
+        let Some(own) = taken.into_iter().flatten().next() else { return Ok(None) };
+        let copied = self.model.copy_row(&*other.model, from.row, own.row);
+        if !copied.map_err(|cause| ExecError(format!("CUDA: {cause}")))? {
+            return Ok(None);
+        }
+        own.is_written.store(true, Ordering::Release);
+        Ok(Some(own))
+    }
+
     /// Returns the unit at which a row begins.
     pub(super) fn unit(&self, row: u32) -> u32 {
         row * self.row_units as u32
@@ -86,6 +101,10 @@ impl RowStore for DeviceRows {
         self.model.read(unit, &mut words).map_err(|cause| ExecError(cause.to_string()))?;
         tensors::from_words(*datatype, &words, &mut bytes);
         Ok(FetchedRow { datatype: *datatype, shape: row_shape.clone(), bytes })
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
     }
 
     fn loss(&self) -> Option<Loss> {

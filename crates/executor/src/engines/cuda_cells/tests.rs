@@ -385,6 +385,67 @@ fn rows_taken_are_rows_freed_after_ends_and_cancellations() {
     assert_eq!(bench.free(), (total, total));
 }
 
+/// A walk that another device goes on with takes its rows along, and leaves none behind.
+#[test]
+fn a_walk_that_changes_devices_takes_its_rows_along() {
+    let source = dates();
+    let alone = Bench::open(&source, 0, 1, DEFAULT_DEPTH);
+    let hosts = [3, 4].map(|seed| Arc::new(HostDevice::new(seed)) as Arc<dyn StepDevice>);
+    let engine = CudaCellsEngine::of(Arc::new(hosts), DevicesFound::Host(0), "host".to_owned());
+    let model = engine.load(&source).unwrap();
+    let devices: Vec<_> = (0..2)
+        .map(|_| {
+            let (sender, results) = channel();
+            let device = engine.open(1, Arc::new(move |result| drop(sender.send(result)))).unwrap();
+            device.attach(ModelId(0), Arc::clone(&model));
+            (device, results)
+        })
+        .collect();
+    let run = |on: usize, block: u16, members: Vec<TaskMember>| {
+        let (id, lane) = (TaskId(0), LaneId(0));
+        let task = Task { id, model: ModelId(0), block: BlockId(block), lane, length: 1, members, not_before: None };
+        assert!(devices[on].0.submit(task).is_ok());
+        devices[on].1.recv_timeout(Duration::from_secs(60)).unwrap().outcome.unwrap()
+    };
+    let mut random = Lcg::new(11);
+    for round in 0..6 {
+        let entries: Vec<_> = (0..3).map(|slot| alone.entry(4 + slot, u64::from(slot) + 10 * round)).collect();
+        let expected: Vec<_> = entries.iter().map(|entry| alone.alone(entry, 2)).collect();
+        let mut found: Vec<Option<Vec<Tensor>>> = vec![None; entries.len()];
+        let mut walk = |block: u16, slots: &[usize], node: u32| {
+            let members = slots.iter().map(|&slot| member(slot as u32, node, &entries[slot])).collect();
+            let progress = run(random.below(2) as usize, block, members);
+            for (&slot, progress) in slots.iter().zip(progress).filter(|(_, progress)| progress.ended) {
+                found[slot] = Some(progress.outputs);
+            }
+            slots.iter().copied().filter(|&slot| found[slot].is_none()).collect::<Vec<usize>>()
+        };
+        for node in 0..6 {
+            let slots: Vec<usize> = (0..3).filter(|&slot| node < entries[slot].extent.length).collect();
+            walk(0, &slots, node);
+        }
+        let (mut left, mut node) = (vec![0, 1, 2], 0);
+        while !left.is_empty() {
+            left = walk(1, &left, node);
+            node += 1;
+        }
+        for (expected, found) in expected.iter().zip(found) {
+            let found = found.unwrap();
+            assert!(expected.iter().zip(&found).all(|(a, b)| a.data == b.data), "round {round}");
+        }
+    }
+    assert!(devices.iter().all(|(device, _)| device.rows_gathered() > 0), "both took rows of the other");
+    let data = &EngineModel::<CudaModel>::of(&*model, NAME).unwrap().data;
+    let entries: Vec<_> = (0..3).map(|slot| alone.entry(1, slot)).collect();
+    // Requests of one step in the slots let the rows of the earlier ones go.
+    for (slot, entry) in entries.iter().enumerate() {
+        run(0, 0, vec![member(slot as u32, 0, entry)]);
+    }
+    let held: usize =
+        data.placed.iter().map(|placed| placed.rows().unwrap().free()).map(|(free, all)| all - free).sum();
+    assert_eq!(held, 3, "a row for each request in progress");
+}
+
 #[test]
 fn a_model_whose_rows_are_all_taken_fails_the_request_and_goes_on() {
     let limit = Some(64 << 10);

@@ -49,6 +49,8 @@ pub(crate) struct DeviceStep {
     pub(crate) offsets: Arc<[Option<u32>]>,
     /// Rows that the step reads. No other step may write them before this one has ended.
     pub(crate) reads: Vec<Arc<HeldRow>>,
+    /// Number of rows that came from another device.
+    pub(crate) rows_moved: usize,
 }
 
 /// Outputs of one batch of a cell on a device.

@@ -150,6 +150,7 @@ pub(crate) fn settle(
     let StepInFlight { walks, failures, step, gather_ns, started, .. } = in_flight;
     let (block, wiring) = (task.block.index(), &cells.wiring);
     let wanted: Vec<Option<u32>> = walks.iter().map(MemberWalk::wanted).collect();
+    let moved = step.rows_moved;
     let outputs = CellOutputs::Device(catch_panic(|| runner.settle(step, &wanted))?);
     // The lane has waited for the end already, and may have launched others meanwhile.
     let compute_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
@@ -160,7 +161,7 @@ pub(crate) fn settle(
     }
     let failed = progress.iter_mut().zip(failures).filter_map(|(progress, cause)| Some((progress, cause?)));
     failed.for_each(|(progress, cause)| *progress = MemberProgress::failed(cause));
-    account.count(0, reads_state(wiring, block));
+    account.count(moved, moved == 0 && reads_state(wiring, block));
     account.add_times(PhaseTimes { gather_ns, compute_ns, scatter_ns: watch.lap_ns() });
     guard.failed = false;
     complete(cells, task, progress, None)
@@ -279,10 +280,11 @@ impl CellBatch<'_> {
         if let Some(device) = runner.on_device() {
             let call = CellCall { block, inputs: parts, wanted };
             let step = device.launch(&call)?;
+            let moved = step.rows_moved;
             spent.gather_ns += watch.lap_ns();
             let outputs = catch_panic(|| device.settle(step, wanted));
             spent.compute_ns += watch.lap_ns();
-            account.count(0, reads_state(wiring, block));
+            account.count(moved, moved == 0 && reads_state(wiring, block));
             return outputs.map(CellOutputs::Device);
         }
         let rows = wanted.len().max(runner.min_rows());

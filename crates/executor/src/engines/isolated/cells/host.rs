@@ -9,6 +9,7 @@ use super::wire::{CellLaneEnd, MAX_DEPTH, StepLayout, Woken};
 use crate::{Isolation, LoadError, Loss, Outage};
 use parking_lot::Mutex;
 use ripieno_cuda::{CellLane, CellModelSpec, CudaError, Matrix, ModelOnDevice, STAGED, StepInputs, StepOutputs};
+use std::any::Any;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -148,6 +149,10 @@ impl ModelOnDevice for ProcessModel {
         }
         words.iter_mut().zip(read).for_each(|(word, &read)| *word = u32::from_le_bytes(read));
         Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
     }
 
     fn is_gone(&self) -> bool {
