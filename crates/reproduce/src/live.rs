@@ -30,7 +30,7 @@ const PROBE_LOAD: f64 = 0.2;
 /// Length of a run, unless its rarest model needs more; its first fifth is not counted.
 const RUN: Duration = Duration::from_secs(4);
 const LONGEST_RUN: Duration = Duration::from_secs(8);
-/// Requests of the rarest model in a run, of which 1 % may be bad.
+/// Requests of the rarest model in a run.
 const REQUESTS_OF_RAREST: f64 = 500.0;
 /// Lateness of the load generator, in the 99th percentile, from which a run is disturbed.
 const LATE_US: f64 = 1000.0;

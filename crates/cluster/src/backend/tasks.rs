@@ -286,6 +286,7 @@ impl HeldTask {
 
 fn member_end(progress: &MemberProgress) -> MemberEnd {
     match progress {
+        MemberProgress { failed: Some(cause), lost: Some(_), .. } => MemberEnd::Lost(cause.to_string()),
         MemberProgress { failed: Some(cause), .. } => MemberEnd::Failed(cause.to_string()),
         MemberProgress { ended: true, .. } => MemberEnd::Ended,
         MemberProgress { skip, .. } => MemberEnd::Continues(*skip),
@@ -296,7 +297,7 @@ fn member_end(progress: &MemberProgress) -> MemberEnd {
 mod tests {
     use super::*;
     use ripieno_base::{BlockId, ModelId, RequestSlot};
-    use ripieno_executor::{ExecError, RemoteRows};
+    use ripieno_executor::{ExecError, Loss, RemoteRows};
 
     fn run(task: u32, frontends: &[Option<u32>]) -> RunTask {
         let member = |(slot, &frontend): (u32, &Option<u32>)| RunMember {
@@ -358,6 +359,14 @@ mod tests {
         tasks.insert(run(2, &[Some(3)]));
         tasks.set_inputs(TaskId(2), 0, MemberInputs::lost());
         assert_eq!(submitted(tasks.next(LaneId(0))), Some((2, vec![])), "no member is left");
+    }
+
+    #[test]
+    fn a_member_whose_state_is_lost_is_no_failure_of_its_own() {
+        let failed = MemberProgress::failed(ExecError("gone".to_owned()));
+        assert!(matches!(member_end(&failed), MemberEnd::Failed(_)));
+        let lost = Some(Loss { retry_after: Duration::from_millis(100), inside: true });
+        assert!(matches!(member_end(&MemberProgress { lost, ..failed }), MemberEnd::Lost(_)));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 /// Bytes of rows beyond which they are sent before further pulls are read.
-const GIVEN_BYTES: usize = 1 << 20;
+const PENDING_BYTES: usize = 1 << 20;
 /// The largest number of connected backends.
 const MAX_BACKENDS: usize = 4096;
 
@@ -72,13 +72,15 @@ impl FrontendShared {
         connection: u64,
     ) -> io::Result<std::convert::Infallible> {
         // The rows of a batch, whose pulls came together, go together.
-        let (mut given, mut given_bytes) = (Vec::new(), 0);
+        let (mut pending, mut pending_bytes) = (Vec::new(), 0);
         loop {
-            if !given.is_empty() && (given_bytes > GIVEN_BYTES || !reader.has_next()) {
-                link.send_all(&given);
-                (given, given_bytes) = (Vec::new(), 0);
+            let message = if pending.is_empty() || reader.has_next() { Some(reader.read()?) } else { None };
+            if !matches!(message, Some(Message::Pull { .. })) || pending_bytes > PENDING_BYTES {
+                link.send_all(&pending);
+                (pending, pending_bytes) = (Vec::new(), 0);
             }
-            match reader.read()? {
+            let Some(message) = message else { continue };
+            match message {
                 Message::KeepAlive => {}
                 Message::Pull { tag, request, first_row, rows } => {
                     let mut table = self.table.lock();
@@ -89,8 +91,8 @@ impl FrontendShared {
                     let cut =
                         |(inputs, all): (_, u32)| some_rows(&inputs, all as usize, first_row as usize, rows as usize);
                     let inputs = pulled.and_then(cut).map(|inputs| inputs.to_vec());
-                    given_bytes += inputs.iter().flatten().map(|tensor| tensor.data.len()).sum::<usize>();
-                    given.push(Message::Rows { tag, inputs });
+                    pending_bytes += inputs.iter().flatten().map(|tensor| tensor.data.len()).sum::<usize>();
+                    pending.push(Message::Rows { tag, inputs });
                 }
                 Message::Outputs { request, first_row, rows, outputs } => {
                     let due = match outputs {

@@ -3,10 +3,10 @@
 //!
 //! So a loaded connection never has one write per request: during a write the next batch
 //! accumulates. A thread waits after it until 50 µs have passed since the last write or enough
-//! bytes are there; an event loop writes at most once per turn. Messages on a connection that was
-//! idle for as long are written by their sender, if the socket takes them, so that no thread has to
-//! wake. A peer that does not read is disconnected once the buffer is full: no thread waits for it,
-//! and nothing is dropped silently.
+//! bytes are there; an event loop writes at most once per turn. A few messages on a TCP connection
+//! that was idle for as long are written by their sender, if the socket takes them, so that no
+//! thread has to wake. A peer that does not read is disconnected once the buffer is full: no thread
+//! waits for it, and nothing is dropped silently.
 
 use super::transport::PeerAddress;
 use super::{ByteStream, Message, RECORD};
@@ -62,7 +62,7 @@ struct SendBuffer {
     /// True while a sender writes.
     writing: bool,
     /// End of the last write.
-    last: Instant,
+    last_write: Instant,
     closed: bool,
     /// True once the connection ends with the last message in the buffer.
     finishing: bool,
@@ -115,8 +115,15 @@ impl PeerLink {
 
     fn new(stream: Arc<dyn ByteStream>, bounds: LinkBounds, notifier: Option<WriteNotifier>) -> PeerLink {
         let (closed, finishing, idle, notified) = (false, false, false, false);
-        let waiting =
-            SendBuffer { bytes: Vec::new(), writing: false, last: Instant::now(), closed, finishing, idle, notified };
+        let waiting = SendBuffer {
+            bytes: Vec::new(),
+            writing: false,
+            last_write: Instant::now(),
+            closed,
+            finishing,
+            idle,
+            notified,
+        };
         let (buffer, changed, ended) = (Mutex::new(waiting), Condvar::new(), Condvar::new());
         PeerLink { stream, bounds, buffer, changed, notifier, ended }
     }
@@ -146,23 +153,25 @@ impl PeerLink {
             self.changed.notify_one();
         } else if waiting.idle && !waiting.bytes.is_empty() {
             waiting.idle = false;
-            match waiting.last.elapsed() < BATCH_DELAY {
+            match waiting.last_write.elapsed() < BATCH_DELAY {
                 true => drop(self.changed.notify_one()),
-                false => self.write_here(waiting),
+                false => self.write_on_sender(waiting),
             }
         }
     }
 
     /// Writes what waits, on the sender's thread, as far as the socket takes it without waiting.
     /// The rest is the writer's.
-    fn write_here(&self, mut waiting: MutexGuard<'_, SendBuffer>) {
+    fn write_on_sender(&self, mut waiting: MutexGuard<'_, SendBuffer>) {
         let mut bytes = std::mem::take(&mut waiting.bytes);
         waiting.writing = true;
         drop(waiting);
         let written = self.stream.write_now(&bytes);
         let mut waiting = self.buffer.lock();
         waiting.writing = false;
-        waiting.last = Instant::now();
+        if written.as_ref().is_ok_and(|&written| written > 0) {
+            waiting.last_write = Instant::now();
+        }
         if waiting.closed {
             return;
         }
@@ -283,7 +292,7 @@ impl PeerLink {
                 tracing::debug!(%peer, "the connection of {peer} has ended: {error}");
                 return self.close();
             }
-            self.buffer.lock().last = Instant::now();
+            self.buffer.lock().last_write = Instant::now();
             bytes.clear();
             bytes.shrink_to(MAX_KEPT_BYTES);
         }
@@ -302,14 +311,18 @@ impl PeerLink {
                 break;
             }
             waiting.idle = true;
-            let until = waiting.last + KEEP_ALIVE;
+            let until = waiting.last_write + KEEP_ALIVE;
             let is_late = self.changed.wait_until(&mut waiting, until).timed_out();
-            if is_late && waiting.bytes.is_empty() && !waiting.writing && waiting.last + KEEP_ALIVE <= Instant::now() {
+            if is_late
+                && waiting.bytes.is_empty()
+                && !waiting.writing
+                && waiting.last_write + KEEP_ALIVE <= Instant::now()
+            {
                 Message::KeepAlive.encode(&mut waiting.bytes);
             }
         }
         waiting.idle = false;
-        let until = waiting.last + BATCH_DELAY;
+        let until = waiting.last_write + BATCH_DELAY;
         while !waiting.closed && !waiting.finishing && waiting.bytes.len() < BATCH_BYTES {
             if self.changed.wait_until(&mut waiting, until).timed_out() {
                 break;

@@ -43,7 +43,7 @@ pub enum MemberEnd {
     Ended,
     /// The engine failed on the request.
     Failed(String),
-    /// The request's inputs could not be fetched.
+    /// The request's inputs could not be fetched, or its state was lost with a process.
     Lost(String),
     /// The request's values do not fit the model. Only requests that run cell by cell end so; the
     /// frontends of all others learn it from their backends.

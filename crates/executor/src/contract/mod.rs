@@ -515,7 +515,8 @@ pub struct MemberProgress {
     pub step: Vec<Tensor>,
     /// Error, if the engine failed on this member alone. The request has ended without outputs.
     pub failed: Option<ExecError>,
-    /// Set if the member failed only because its inputs could not be fetched. It may be retried.
+    /// Set if the member failed only because its inputs could not be fetched, or because the
+    /// process that had its state has ended. It may be retried.
     pub lost: Option<Loss>,
     /// Whether the member failed before it ran, because its values do not fit the model. The error
     /// begins with [`BAD_REQUEST`](crate::BAD_REQUEST).

@@ -22,7 +22,7 @@ pub(super) const ITEM: ExperimentItem = ExperimentItem {
 };
 
 const RATE: f64 = 15_000.0;
-/// Rate of all models on the live cluster: two cores carry the batches of no more.
+/// Rate of all models on the live cluster. Two cores cannot carry more batches.
 const LIVE_RATE: f64 = 3000.0;
 const REQUESTS: u64 = 200_000;
 

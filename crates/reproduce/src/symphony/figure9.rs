@@ -22,7 +22,7 @@ pub(super) const ITEM: ExperimentItem = ExperimentItem {
 };
 
 const DEVICES: usize = 64;
-/// Devices of the live cluster: two cores carry the batches of no more.
+/// Devices of the live cluster. Two cores cannot carry the batches of more.
 const LIVE_DEVICES: usize = 16;
 const REQUESTS: u64 = 200_000;
 /// β/α above which the paper calls a batching effect strong.

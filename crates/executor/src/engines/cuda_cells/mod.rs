@@ -102,9 +102,10 @@ impl CudaCellsEngine {
         isolation: &Isolation,
         spec: impl Fn() -> Arc<ripieno_cuda::CellModelSpec>,
     ) -> Result<Vec<Arc<dyn CellPlace>>, LoadError> {
-        use crate::engines::isolated::{CellProcesses, CellsOn};
+        use crate::engines::isolated::{CellProcesses, CellPrograms, CellsOn};
+        let programs = CellPrograms::new(&source.name, spec())?;
         let process =
-            |on: CellsOn| Arc::new(CellProcesses::new(&source.name, isolation, on, spec())) as Arc<dyn CellPlace>;
+            |on: CellsOn| Arc::new(CellProcesses::new(&source.name, isolation, on, &programs)) as Arc<dyn CellPlace>;
         match &self.found {
             DevicesFound::Gpus(_) if isolation.memory_limit.is_some() => Err(LoadError(format!(
                 "model '{}': memory_limit_mb: limits address space, of which CUDA reserves all that the machine has; use \
@@ -186,7 +187,10 @@ impl Executor for CudaCellsEngine {
         let placed = places.map(|place| Arc::new(PlacedModel::new(place, Arc::clone(&compiled)))).collect();
         let model = CudaModel { compiled, placed };
         // The first device shows whether the model fits into memory.
-        model.placed[0].rows().map_err(|failed| refuse(&failed.cause))?;
+        model.placed[0].rows().map_err(|failed| match source.isolation {
+            Some(_) => LoadError(failed.cause),
+            None => refuse(&failed.cause),
+        })?;
         Ok(Arc::new(EngineModel { plan: Arc::new(read.plan), data: model }))
     }
 

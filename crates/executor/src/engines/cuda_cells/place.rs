@@ -29,7 +29,7 @@ pub(super) trait CellPlace: Send + Sync {
 #[derive(Debug)]
 pub(super) struct PlaceError {
     pub(super) cause: String,
-    /// Set if a process is missing.
+    /// Set if a process is missing or has just ended.
     pub(super) lost: Option<Loss>,
 }
 

@@ -18,61 +18,66 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Runs cells on a lane.
 pub(super) struct CudaRunner {
-    pub(super) model: Arc<CompiledModel>,
+    model: Arc<CompiledModel>,
     placed: Arc<PlacedModel>,
-    pub(super) rows: Arc<DeviceRows>,
-    pub(super) lane: Box<dyn CellLane>,
-    /// Number of the lane in the process.
-    number: u64,
+    /// `None` while no process runs the model.
+    open: Option<OpenLane>,
     /// Number of steps in flight.
     in_flight: usize,
     down: ProcessDown,
 }
 
+/// A lane, and the rows of its device.
+struct OpenLane {
+    rows: Arc<DeviceRows>,
+    lane: Box<dyn CellLane>,
+    /// Number of the lane in the process.
+    number: u64,
+}
+
+impl OpenLane {
+    fn open(placed: &PlacedModel) -> Result<OpenLane, PlaceError> {
+        static LANES: AtomicU64 = AtomicU64::new(0);
+        let rows = placed.rows()?;
+        let lane = Arc::clone(&rows.model).lane();
+        let lane = lane.map_err(|cause| PlaceError { lost: rows.loss(), ..PlaceError::from(cause) })?;
+        Ok(OpenLane { rows, lane, number: LANES.fetch_add(1, Ordering::Relaxed) })
+    }
+}
+
 impl CudaRunner {
+    /// Opens a lane. Without a process, the first task looks for it.
     pub(super) fn new(
         model: Arc<CompiledModel>,
         placed: Arc<PlacedModel>,
         down: ProcessDown,
     ) -> Result<CudaRunner, ExecError> {
-        let (rows, lane) = open(&placed).map_err(PlaceError::into_exec)?;
-        Ok(CudaRunner { model, placed, rows, lane, number: lane_number(), in_flight: 0, down })
+        let open = match OpenLane::open(&placed) {
+            Ok(open) => Some(open),
+            Err(PlaceError { lost: Some(_), .. }) => None,
+            Err(failed) => return Err(failed.into_exec()),
+        };
+        Ok(CudaRunner { model, placed, open, in_flight: 0, down })
     }
 
-    /// Finds the model in another process, if the lane's process has ended.
-    fn find_process(&mut self) -> Result<(), ExecError> {
-        if !self.rows.model.is_gone() {
-            return Ok(());
+    /// Returns the lane. Finds the model in another process, if the lane's process has ended.
+    fn find_lane(&mut self) -> Result<&mut OpenLane, ExecError> {
+        if let Some(open) = self.open.take_if(|open| open.rows.model.is_gone())
+            && self.in_flight > 0
+        {
+            let cause = failed(&open.rows, &self.down, &CudaError::Broken);
+            self.open = Some(open);
+            return Err(cause);
         }
-        if self.in_flight > 0 {
-            return Err(failed(&self.rows, &self.down, &CudaError::Broken));
+        if self.open.is_none() {
+            let found = OpenLane::open(&self.placed).map_err(|failed| {
+                failed.lost.into_iter().for_each(|lost| self.down.set(lost));
+                failed.into_exec()
+            });
+            self.open = Some(found?);
         }
-        let found = open(&self.placed).map_err(|failed| {
-            let lost = failed.lost.or_else(|| self.placed.place.loss());
-            lost.into_iter().for_each(|lost| self.down.set(lost));
-            failed.into_exec()
-        });
-        (self.rows, self.lane) = found?;
-        self.number = lane_number();
-        Ok(())
+        self.open.as_mut().ok_or_else(|| ExecError("the model has no lane".to_owned()))
     }
-}
-
-/// Returns the error of a step. If the process has ended, its requests are lost with it.
-fn failed(rows: &DeviceRows, down: &ProcessDown, cause: &CudaError) -> ExecError {
-    rows.loss().into_iter().for_each(|lost| down.set(lost));
-    ExecError(format!("CUDA: {cause}"))
-}
-
-fn lane_number() -> u64 {
-    static LANES: AtomicU64 = AtomicU64::new(0);
-    LANES.fetch_add(1, Ordering::Relaxed)
-}
-
-fn open(placed: &PlacedModel) -> Result<(Arc<DeviceRows>, Box<dyn CellLane>), PlaceError> {
-    let rows = placed.rows()?;
-    let lane = Arc::clone(&rows.model).lane()?;
-    Ok((rows, lane))
 }
 
 impl Runner for CudaRunner {
@@ -87,27 +92,32 @@ impl Runner for CudaRunner {
 
 impl CellRunner for CudaRunner {
     fn depth(&self) -> usize {
-        self.lane.depth()
+        self.open.as_ref().map_or(0, |open| open.lane.depth())
     }
 
     fn launch(&mut self, call: &CellCall<'_>) -> Result<DeviceStep, ExecError> {
-        self.find_process()?;
-        let cell = &self.model.cells[call.block];
+        let (model, down) = (Arc::clone(&self.model), self.down.clone());
+        let open = self.find_lane()?;
+        let cell = &model.cells[call.block];
         let writes = cell.offsets.iter().any(Option::is_some);
-        let held = self.rows.take(self.number, call.wanted.iter().map(|wanted| writes && wanted.is_some()))?;
-        let mut reads = StepReads::new(Arc::clone(&self.rows), self.number, call)?;
-        let spec = &self.model.spec;
+        let rows = Arc::clone(&open.rows);
+        let held = rows.take(open.number, call.wanted.iter().map(|wanted| writes && wanted.is_some()))?;
+        let mut reads = StepReads::new(Arc::clone(&rows), open.number, call)?;
+        let spec = &model.spec;
         let width = spec.entry_words(call.block);
-        let inputs = self.lane.inputs(call.block);
-        let StepInputs { entries, staged } = inputs.map_err(|cause| failed(&self.rows, &self.down, &cause))?;
+        let inputs = open.lane.inputs(call.block);
+        let StepInputs { entries, staged } = match inputs {
+            Ok(inputs) => inputs,
+            Err(cause) => return Err(failed(&rows, &down, &cause)),
+        };
         let size = padded_size(&spec.sizes, call.wanted.len());
         for (row, entry) in entries.chunks_exact_mut(width).take(size).enumerate() {
             let (feeds, ends) = entry.split_at_mut(width - 2);
             let member = call.wanted.get(row).copied().flatten();
             let written = held.get(row).and_then(Option::as_ref).map_or(UNUSED_ROW, |held| held.row);
-            ends.copy_from_slice(&[self.rows.unit(written), member.unwrap_or(0)]);
+            ends.copy_from_slice(&[rows.unit(written), member.unwrap_or(0)]);
             if member.is_none() {
-                feeds.fill(self.rows.unit(ZERO_ROW));
+                feeds.fill(rows.unit(ZERO_ROW));
                 continue;
             }
             for ((place, parts), feed) in feeds.iter_mut().zip(call.inputs).zip(&cell.feeds) {
@@ -121,7 +131,7 @@ impl CellRunner for CudaRunner {
                 }
             }
         }
-        self.lane.launch(call.block, size).map_err(|cause| failed(&self.rows, &self.down, &cause))?;
+        open.lane.launch(call.block, size).map_err(|cause| failed(&rows, &down, &cause))?;
         self.in_flight += 1;
         Ok(DeviceStep {
             block: call.block as u16,
@@ -133,7 +143,7 @@ impl CellRunner for CudaRunner {
     }
 
     fn wait(&mut self, stop: &dyn Fn() -> bool) -> bool {
-        self.lane.wait(stop)
+        self.open.as_mut().is_none_or(|open| open.lane.wait(stop))
     }
 
     fn settle(&mut self, mut step: DeviceStep, wanted: &[Option<u32>]) -> Result<DeviceOutputs, ExecError> {
@@ -141,8 +151,9 @@ impl CellRunner for CudaRunner {
         let CompiledCell { outputs, .. } = &self.model.cells[block];
         let width = self.model.spec.programs[block].results;
         self.in_flight -= 1;
-        let settled = self.lane.settle();
-        let StepOutputs { results, faults } = settled.map_err(|cause| failed(&self.rows, &self.down, &cause))?;
+        let open = self.open.as_mut().ok_or_else(|| ExecError("the model has no lane".to_owned()))?;
+        let settled = open.lane.settle();
+        let StepOutputs { results, faults } = settled.map_err(|cause| failed(&open.rows, &self.down, &cause))?;
         let written = |held: &Arc<HeldRow>| held.is_written.store(true, Ordering::Release);
         step.held.iter().flatten().for_each(written);
         step.reads.clear();
@@ -210,6 +221,12 @@ impl StepReads {
             part => stage(part, datatype, words).map(|()| STAGED),
         }
     }
+}
+
+/// Returns the error of a step. If the process has ended, its requests are lost with it.
+fn failed(rows: &DeviceRows, down: &ProcessDown, cause: &CudaError) -> ExecError {
+    rows.loss().into_iter().for_each(|lost| down.set(lost));
+    ExecError(format!("CUDA: {cause}"))
 }
 
 /// Copies a row into the host's memory that a step reads.

@@ -4,16 +4,23 @@
 //! find the process hung or faulty and kill it. A process id may be reused after the process was
 //! reaped, so a lock excludes killing during reaping.
 
-use super::protocol::{CellsCall, CellsReply, RunReply, RunRequest, receive, send};
+#[cfg(target_os = "linux")]
+use super::protocol::{CellsCall, CellsReply};
+use super::protocol::{RunReply, RunRequest, receive, send};
+#[cfg(target_os = "linux")]
+use super::shared::send_files;
 use super::transfer::TensorTransfer;
 use crate::contract::kept::{self, KeptBytes};
 use parking_lot::{Condvar, Mutex};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
+#[cfg(target_os = "linux")]
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::process::Child;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Longest wait for the cause after a connection is lost. Usually the cause is available
@@ -26,6 +33,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) struct Life {
     pid: Pid,
     state: Mutex<ProcessState>,
+    /// Whether the end is recorded.
+    is_over: AtomicBool,
     ended: Condvar,
 }
 
@@ -41,7 +50,8 @@ struct ProcessState {
 
 impl Life {
     pub(super) fn of(child: &Child) -> Arc<Life> {
-        Arc::new(Life { pid: Pid::from_child(child), state: Mutex::default(), ended: Condvar::new() })
+        let (state, is_over, ended) = Default::default();
+        Arc::new(Life { pid: Pid::from_child(child), state, is_over, ended })
     }
 
     /// Waits until the process ends. Returns a description of its end.
@@ -64,6 +74,7 @@ impl Life {
     /// Publishes the process's end to waiting threads.
     pub(super) fn announce(&self, end: String) {
         self.state.lock().end = Some(end);
+        self.is_over.store(true, Ordering::Release);
         self.ended.notify_all();
     }
 
@@ -80,7 +91,7 @@ impl Life {
 
     /// Whether the process has ended, and its end is recorded.
     pub(super) fn is_over(&self) -> bool {
-        self.state.lock().end.is_some()
+        self.is_over.load(Ordering::Acquire)
     }
 
     fn end(&self, timeout: Duration) -> Option<String> {
@@ -155,18 +166,22 @@ impl ProcessConnection {
         Ok(done)
     }
 
-    /// Sends a call to a process of cells.
-    pub(super) fn send(&mut self, call: &CellsCall) -> io::Result<()> {
-        send(&mut self.exchange(), call)
-    }
-
-    /// Receives the reply to a call.
-    pub(super) fn receive(&mut self) -> io::Result<CellsReply> {
-        receive(&mut self.exchange())
-    }
-
-    pub(super) fn socket(&self) -> &UnixStream {
-        &self.socket
+    /// Calls a process of cells, and passes a socket with the call. An error means that the process
+    /// is of no use any more.
+    #[cfg(target_os = "linux")]
+    pub(super) fn ask(
+        &mut self,
+        call: &CellsCall,
+        socket: Option<BorrowedFd<'_>>,
+        limit: Duration,
+    ) -> io::Result<CellsReply> {
+        self.socket.set_read_timeout(Some(limit))?;
+        let mut exchange = BatchExchange { socket: &self.socket, until: Instant::now() + limit };
+        send(&mut exchange, call)?;
+        if let Some(socket) = socket {
+            send_files(&self.socket, &[socket])?;
+        }
+        receive(&mut exchange)
     }
 
     pub(super) fn life(&self) -> &Arc<Life> {

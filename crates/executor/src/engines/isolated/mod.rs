@@ -3,12 +3,14 @@
 //!
 //! A gathered batch is sent over a socket to a process, which runs it and returns the outputs.
 //! Everything else stays in the server: plans, request states, conditions, padding and cells. So
-//! all features work as for models in the server's process.
+//! all features work as for models in the server's process. Cells whose state is on a GPU are the
+//! exception: see [`cells`].
 //!
-//! A model has one process for each lane that it is attached to, so no batch waits for another. A
-//! [`supervisor`] thread starts a process, waits for its end and restarts it. The pause before a
-//! restart doubles while the process does not stay up. If a process ends, its running batch fails
-//! immediately and may be retried. The same holds for a batch that arrives while no process runs.
+//! Otherwise a model has one process for each lane that it is attached to, so no batch waits for
+//! another. A [`supervisor`] thread starts a process, waits for its end and restarts it. The pause
+//! before a restart doubles while the process does not stay up. If a process ends, its running
+//! batch fails immediately and may be retried. The same holds for a batch that arrives while no
+//! process runs.
 //! [`ProcessDown`] distinguishes these failures from the engine's own. Such a batch is not run
 //! again in parts, because each part might end another process. A process that sends an invalid
 //! reply, or none in time, is killed; see [`life`].
@@ -36,7 +38,7 @@ mod unshared;
 mod warm_up;
 
 #[cfg(target_os = "linux")]
-pub(crate) use cells::{CellProcesses, CellsOn};
+pub(crate) use cells::{CellProcesses, CellPrograms, CellsOn};
 pub use child::serve_engine;
 pub use python::PythonEngine;
 

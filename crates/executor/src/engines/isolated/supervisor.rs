@@ -25,7 +25,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// Uptime after which the pause is reset to the first one.
 const STABLE_AFTER: Duration = Duration::from_secs(20);
 /// Longest time for a process to load its model.
-const LOAD_LIMIT: Duration = Duration::from_secs(600);
+pub(super) const LOAD_LIMIT: Duration = Duration::from_secs(600);
 /// The processes of one model.
 pub(super) struct ProcessPool {
     model: String,

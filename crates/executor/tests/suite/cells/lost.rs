@@ -138,13 +138,32 @@ fn lanes_of_one_device_share_its_process() {
     assert_eq!((pids.lines().count(), process.bench.model.restarts()), (1, Some(0)));
 }
 
+/// A model that is attached while its process is down is served once there is one.
 #[test]
-fn a_process_without_lanes_is_no_process_of_cells() {
-    // It says that it has loaded the model, and answers to no call.
+fn a_device_that_joins_during_an_outage_serves_afterwards() {
+    let process = CellProcess::new(Walk::Repeat, 1, PATIENCE);
+    let engine = CudaCellsEngine::on_host(0);
+    for round in 1..=2 {
+        process.signal(Signal::KILL);
+        until(|| process.bench.model.outage());
+        let joined = Bench::of_model(&engine, Arc::clone(&process.bench.model), process.bench.source.clone(), 1);
+        let entry = joined.entry(sent(1).tensors(Walk::Repeat)).unwrap();
+        until(|| {
+            joined.submit(0, 0, vec![member(0, 0, Some(&entry))]);
+            let TaskResult { outcome, lost, .. } = joined.devices[0].1.recv_timeout(PATIENCE).unwrap();
+            assert!(outcome.is_ok() || lost.is_some(), "{outcome:?}");
+            outcome.ok()
+        });
+        process.wait_for_restart(round);
+    }
+}
+
+#[test]
+fn a_process_that_opens_no_lane_is_killed_and_its_requests_are_lost() {
+    // It says that it has loaded the model, and answers the first call with nonsense.
     let isolation = Isolation {
         program: "/bin/sh".into(),
-        args: vec!["-c".to_owned(), "printf '\\0\\0\\0\\0' >&0; exec sleep 1000".to_owned()],
-        task_limit: Duration::from_millis(300),
+        args: vec!["-c".to_owned(), "printf '\\0\\0\\0\\0\\005\\0\\0\\0hello' >&0; exec sleep 1000".to_owned()],
         ..isolation()
     };
     let engine = CudaCellsEngine::on_host(0);
@@ -152,6 +171,7 @@ fn a_process_without_lanes_is_no_process_of_cells() {
     let bench = Bench::of_model(&engine, loaded, model(Walk::Repeat), 1);
     let entry = bench.entry(sent(1).tensors(Walk::Repeat)).unwrap();
     bench.submit(0, 0, vec![member(0, 0, Some(&entry))]);
-    let cause = bench.result(0).unwrap_err().0;
-    assert!(cause.contains("killed after 300ms without an answer (task_limit_s)"), "{cause}");
+    let TaskResult { outcome, lost, .. } = bench.devices[0].1.recv_timeout(PATIENCE).unwrap();
+    let cause = outcome.unwrap_err().0;
+    assert!(cause.contains("killed for an answer that is none") && lost.is_some(), "{cause}");
 }

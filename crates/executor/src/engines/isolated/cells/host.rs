@@ -1,17 +1,17 @@
 //! The server's end: a model's programs on a device that another process owns.
 
 use super::super::life::{Life, ProcessConnection};
-use super::super::protocol::{CellsCall, CellsReply, LoadCells, LoadGpu, LoadRequest};
-use super::super::shared::send_files;
-use super::super::supervisor::ProcessPool;
+use super::super::protocol::{CellsCall, CellsReply, LoadCells, LoadGpu, LoadRequest, fits};
+use super::super::supervisor::{LOAD_LIMIT, ProcessPool};
 use super::super::warm_up::ProcessWarmUp;
-use super::wire::{CellLaneEnd, MAX_DEPTH, StepLayout, Woken};
+use super::wire::{CellLaneEnd, MAX_DEPTH, StepHeader, StepLayout, Woken, lane_depth};
 use crate::{Isolation, LoadError, Loss, Outage};
+use bytes::Bytes;
 use parking_lot::Mutex;
 use ripieno_cuda::{CellLane, CellModelSpec, CudaError, Matrix, ModelOnDevice, STAGED, StepInputs, StepOutputs};
 use std::any::Any;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,25 +28,48 @@ pub(crate) enum CellsOn {
     Host(u64),
 }
 
+/// A model's programs, ready to be sent.
+pub(crate) struct CellPrograms {
+    spec: Arc<CellModelSpec>,
+    words: Bytes,
+    layout: StepLayout,
+}
+
+impl CellPrograms {
+    /// Returns an error if they are too large for a process.
+    pub(crate) fn new(model: &str, spec: Arc<CellModelSpec>) -> Result<CellPrograms, LoadError> {
+        let words: Bytes = spec.to_words().into_iter().flat_map(u32::to_le_bytes).collect::<Vec<u8>>().into();
+        let layout = StepLayout::new(&spec);
+        let request =
+            LoadRequest { cells: Some(LoadCells { spec: words.clone(), host_seed: 0 }), ..LoadRequest::default() };
+        let fits = fits(&request).and_then(|()| layout.check());
+        fits.map_err(|cause| {
+            LoadError(format!("model '{model}': {cause}; lower max_batch, or remove isolation = \"process\""))
+        })?;
+        Ok(CellPrograms { spec, words, layout })
+    }
+}
+
 /// The process of a model's cells on one device, and those that take its place.
 pub(crate) struct CellProcesses {
     pool: Arc<ProcessPool>,
     spec: Arc<CellModelSpec>,
+    layout: StepLayout,
     task_limit: Duration,
 }
 
 impl CellProcesses {
-    pub(crate) fn new(model: &str, isolation: &Isolation, on: CellsOn, spec: Arc<CellModelSpec>) -> CellProcesses {
-        let bytes = spec.to_words().into_iter().flat_map(u32::to_le_bytes).collect::<Vec<u8>>();
+    pub(crate) fn new(model: &str, isolation: &Isolation, on: CellsOn, programs: &CellPrograms) -> CellProcesses {
         let (gpu, host_seed) = match on {
             CellsOn::Gpu(ordinal) => (Some(LoadGpu { ordinal, ..LoadGpu::default() }), 0),
             CellsOn::Host(seed) => (None, seed),
         };
-        let cells = Some(LoadCells { spec: bytes.into(), host_seed });
+        let cells = Some(LoadCells { spec: programs.words.clone(), host_seed });
         let load = LoadRequest { gpu, cells, memory_limit: isolation.memory_limit, ..LoadRequest::default() };
         let warm_up = Arc::new(ProcessWarmUp::new(0, &[]));
         let pool = ProcessPool::new(model.to_owned(), isolation.clone(), load, warm_up);
-        CellProcesses { pool, spec, task_limit: isolation.task_limit }
+        let (spec, layout) = (Arc::clone(&programs.spec), programs.layout);
+        CellProcesses { pool, spec, layout, task_limit: isolation.task_limit }
     }
 
     /// Starts the first process, unless it was started.
@@ -60,8 +83,9 @@ impl CellProcesses {
         Ok(Arc::new(ProcessModel {
             life: Arc::clone(connection.life()),
             connection: Mutex::new(Some(connection)),
-            is_gone: Arc::default(),
+            is_gone: AtomicBool::new(false),
             spec: Arc::clone(&self.spec),
+            layout: self.layout,
             task_limit: self.task_limit,
         }))
     }
@@ -85,22 +109,18 @@ struct ProcessModel {
     connection: Mutex<Option<ProcessConnection>>,
     life: Arc<Life>,
     /// Whether the process was found to be of no use any more.
-    is_gone: Arc<AtomicBool>,
+    is_gone: AtomicBool,
     spec: Arc<CellModelSpec>,
+    layout: StepLayout,
     task_limit: Duration,
 }
 
 impl ProcessModel {
-    /// Asks the process, which is killed if it gives no answer.
-    fn ask(
-        &self,
-        call: &CellsCall,
-        act: impl FnOnce(&mut ProcessConnection) -> io::Result<()>,
-    ) -> Result<CellsReply, CudaError> {
+    /// Calls the process, which is killed if it does not answer within the limit.
+    fn ask(&self, call: &CellsCall, socket: Option<BorrowedFd<'_>>, limit: Duration) -> Result<CellsReply, CudaError> {
         let mut place = self.connection.lock();
         let connection = place.as_mut().ok_or_else(ended)?;
-        let asked = connection.send(call).and_then(|()| act(connection)).and_then(|()| connection.receive());
-        match asked {
+        match connection.ask(call, socket, limit) {
             Ok(CellsReply { error: Some(cause), .. }) => Err(CudaError::Process(cause)),
             Ok(reply) => Ok(reply),
             Err(cause) => {
@@ -116,23 +136,23 @@ impl ModelOnDevice for ProcessModel {
     fn lane(self: Arc<Self>) -> Result<Box<dyn CellLane>, CudaError> {
         let (socket, theirs) = UnixStream::pair().map_err(no_lane)?;
         socket.set_write_timeout(Some(self.task_limit)).map_err(no_lane)?;
-        let mut end = CellLaneEnd::offer(socket, StepLayout::new(&self.spec)).map_err(no_lane)?;
-        let reply = self.ask(&CellsCall { opens_lane: true, ..CellsCall::default() }, |connection| {
-            send_files(connection.socket(), &[theirs.as_fd()])
-        })?;
-        let depth = (reply.depth as usize).clamp(1, MAX_DEPTH);
+        let mut end = CellLaneEnd::offer(socket, self.layout).map_err(no_lane)?;
+        let call = CellsCall { opens_lane: true, ..CellsCall::default() };
+        // A lane records its graphs first, as when the model is loaded.
+        let reply = self.ask(&call, Some(theirs.as_fd()), LOAD_LIMIT)?;
+        let depth = lane_depth(reply.depth as usize);
         end.set_depth(depth);
-        let most = |words: fn(&ripieno_cuda::StepProgram) -> usize| self.spec.programs.iter().map(words).max();
-        let rows = self.spec.max_rows();
+        let StepLayout { entries, staged, results, rows } = self.layout;
         Ok(Box::new(ProcessLane {
-            entries: vec![0; rows * (most(|program| program.feeds).unwrap_or(0) + 2)],
-            staged: vec![0; most(|program| program.staged).unwrap_or(0)],
-            results: vec![0; rows * most(|program| program.results).unwrap_or(0)],
+            entries: vec![0; entries],
+            staged: vec![0; staged],
+            results: vec![0; results],
             faults: vec![0; rows],
             feeds: self.spec.programs.iter().map(|program| program.staged_feeds()).collect(),
             launched: 0,
             settled: 0,
-            steps: [([0; 2], None); MAX_DEPTH],
+            steps: [(StepHeader::default(), Instant::now()); MAX_DEPTH],
+            last_end: Instant::now(),
             failure: None,
             end,
             depth,
@@ -142,7 +162,7 @@ impl ModelOnDevice for ProcessModel {
 
     fn read(&self, unit: usize, words: &mut [u32]) -> Result<(), CudaError> {
         let call = CellsCall { unit: unit as u64, words: words.len() as u64, opens_lane: false };
-        let CellsReply { data, .. } = self.ask(&call, |_| Ok(()))?;
+        let CellsReply { data, .. } = self.ask(&call, None, self.task_limit)?;
         let (read, rest) = data.as_chunks::<4>();
         if read.len() != words.len() || !rest.is_empty() {
             return Err(CudaError::Process("the process of the cells read another row".to_owned()));
@@ -182,8 +202,10 @@ struct ProcessLane {
     feeds: Vec<Vec<(usize, Matrix)>>,
     launched: u32,
     settled: u32,
-    /// Cell and rows of each step in flight, and its launch.
-    steps: [([usize; 2], Option<Instant>); MAX_DEPTH],
+    /// Each step in flight, and the time of its launch.
+    steps: [(StepHeader, Instant); MAX_DEPTH],
+    /// Time at which a step was last found to have ended.
+    last_end: Instant,
     /// Error of an earlier step: the process is of no use.
     failure: Option<CudaError>,
 }
@@ -197,13 +219,27 @@ impl ProcessLane {
         number as usize % self.depth
     }
 
+    /// Writes a step where the process reads it.
+    fn write(&mut self, number: u32, step: StepHeader) -> io::Result<()> {
+        let width = self.model.spec.entry_words(step.cell);
+        let entries = &self.entries[..step.rows * width];
+        self.end.write_step(number, step, entries)?;
+        for (row, entry) in entries.chunks_exact(width).enumerate() {
+            for (_, matrix) in self.feeds[step.cell].iter().filter(|(feed, _)| entry[*feed] == STAGED) {
+                let at = matrix.base + row * matrix.stride;
+                self.end.write_staged(number, at, &self.staged[at..at + matrix.stride])?;
+            }
+        }
+        Ok(())
+    }
+
     fn fail(&mut self, cause: &io::Error) -> CudaError {
         self.give_up(format!("the process of the cells ended: {cause}"))
     }
 
     /// Gives the process up, for a reason of this side unless it has left one.
     fn give_up(&mut self, cause: String) -> CudaError {
-        let cause = self.end.last_words().unwrap_or(cause);
+        let cause = self.end.exit_reason().unwrap_or(cause);
         self.model.is_gone.store(true, Ordering::Release);
         self.model.life.kill(Some(cause.clone()));
         let cause = CudaError::Process(cause);
@@ -229,7 +265,7 @@ impl ProcessLane {
             }
             let (_, launched) = self.steps[self.place(self.settled)];
             let limit = self.model.task_limit;
-            if launched.is_some_and(|launched| launched.elapsed() > limit) {
+            if launched.max(self.last_end).elapsed() > limit {
                 return Err(self.give_up(format!("a step did not end within {limit:?} (task_limit_s)")));
             }
         }
@@ -252,20 +288,11 @@ impl CellLane for ProcessLane {
 
     fn launch(&mut self, cell: usize, rows: usize) -> Result<(), CudaError> {
         assert!(self.in_flight() < self.depth, "{} steps are in flight", self.depth);
-        let width = self.model.spec.entry_words(cell);
-        let entries = &self.entries[..rows * width];
-        let (feeds, staged) = (&self.feeds[cell], &self.staged);
-        let of_row = |(row, entry): (usize, &'_ [u32])| -> Vec<(usize, usize)> {
-            let read = feeds.iter().filter(|(feed, _)| entry[*feed] == STAGED);
-            read.map(|(_, matrix)| (matrix.base + row * matrix.stride, matrix.stride)).collect()
-        };
-        let places = entries.chunks_exact(width).enumerate().flat_map(of_row);
-        let words = places.map(|(at, count)| (at, &staged[at..at + count]));
-        let written = self.end.write_step(self.launched, [cell, rows], entries, words);
-        let launched = written.and_then(|()| self.end.publish(self.launched.wrapping_add(1)));
-        launched.map_err(|cause| self.fail(&cause))?;
-        let place = self.place(self.launched);
-        self.steps[place] = ([cell, rows], Some(Instant::now()));
+        let (number, step) = (self.launched, StepHeader { cell, rows });
+        let written = self.write(number, step).and_then(|()| self.end.publish(number.wrapping_add(1)));
+        written.map_err(|cause| self.fail(&cause))?;
+        let place = self.place(number);
+        self.steps[place] = (step, Instant::now());
         self.launched = self.launched.wrapping_add(1);
         Ok(())
     }
@@ -283,7 +310,8 @@ impl CellLane for ProcessLane {
         let number = self.settled;
         self.settled = self.settled.wrapping_add(1);
         ended?;
-        let ([cell, rows], _) = self.steps[self.place(number)];
+        self.last_end = Instant::now();
+        let (StepHeader { cell, rows }, _) = self.steps[self.place(number)];
         let results = rows * self.model.spec.programs[cell].results;
         let (results, faults) = (&mut self.results[..results], &mut self.faults[..rows]);
         self.end.read_outputs(number, results, faults).map_err(no_lane)?;

@@ -1,7 +1,7 @@
 //! Cells of a GPU in a process of their own.
 //!
-//! The process owns the device's context and the rows of state, for all lanes of the device. The
-//! server has the bookkeeping: which row belongs to which request, and which steps are in flight.
+//! A model has one process for each device. It owns the device's context and the rows of state, for
+//! all lanes. The server knows which row belongs to which request, and which steps are in flight.
 //! So a step crosses as a few words for each member, through memory that both have mapped
 //! ([`wire`]). Rows stay where they are, unless the host needs one.
 //!
@@ -12,5 +12,5 @@ mod host;
 mod wire;
 mod worker;
 
-pub(crate) use host::{CellProcesses, CellsOn};
+pub(crate) use host::{CellProcesses, CellPrograms, CellsOn};
 pub(super) use worker::serve_cells;

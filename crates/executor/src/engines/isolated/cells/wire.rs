@@ -4,11 +4,13 @@
 //! Each end counts in its region: the server the steps that it has launched, the process those that
 //! have ended. Step number n has place n modulo the depth, in both regions. An end writes a place
 //! first and the count afterwards, so an end that sees the count sees the place. An end that has
-//! looked in vain for a while says so in its region, and sleeps at the socket. The other end writes
+//! spun for a while says so in its region, and sleeps at the socket. The other end writes
 //! a byte there when its count grows.
 
+use super::super::protocol::MAX_SHARED;
 use super::super::shared::SharedRegions;
 use ripieno_cuda::CellModelSpec;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -17,30 +19,42 @@ use std::time::{Duration, Instant};
 const COUNT: usize = 0;
 /// Place of the word that is 1 while an end sleeps.
 const SLEEPS: usize = 16;
-/// Place of the number of bytes of the process's last words, and of these.
-const LAST_WORDS: usize = 32;
-/// Most bytes of last words.
-const MAX_LAST_WORDS: usize = 1 << 10;
+/// Place of the number of bytes of the reason for which the process exits, and of its text.
+const EXIT_REASON: usize = 32;
+/// Most bytes of that reason.
+const MAX_EXIT_REASON: usize = 1 << 10;
 /// Place of the first step.
-const STEPS: usize = LAST_WORDS + 1 + MAX_LAST_WORDS / 4;
-/// Words of a step beside its data: its cell and its number of rows.
+const STEPS: usize = EXIT_REASON + 1 + MAX_EXIT_REASON / 4;
+/// Words of a step's header.
 const HEADER: usize = 2;
 
-/// Time that an end looks at the other's count before it sleeps: two wake-ups.
-const LOOK: Duration = Duration::from_micros(100);
-/// Number of looks between two looks at the clock.
-const LOOKS: u32 = 64;
+/// Time that an end spins before it sleeps: about two wake-ups.
+const SPIN: Duration = Duration::from_micros(100);
+/// Number of polls between two readings of the clock.
+const POLLS: u32 = 64;
 
-/// Most steps in flight.
-pub(super) const MAX_DEPTH: usize = 16;
+/// Most steps in flight: the stand-in for a GPU has four, a GPU two.
+pub(super) const MAX_DEPTH: usize = 4;
+
+/// Returns the number of places of a lane: a power of two, so that numbers of steps may wrap.
+pub(super) fn lane_depth(depth: usize) -> usize {
+    1 << depth.clamp(1, MAX_DEPTH).ilog2()
+}
+
+/// A step's cell and its number of rows.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct StepHeader {
+    pub(super) cell: usize,
+    pub(super) rows: usize,
+}
 
 /// Places of the data of a model's steps, in words from the first step on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StepLayout {
-    entries: usize,
-    staged: usize,
-    results: usize,
-    rows: usize,
+    pub(super) entries: usize,
+    pub(super) staged: usize,
+    pub(super) results: usize,
+    pub(super) rows: usize,
 }
 
 impl StepLayout {
@@ -51,6 +65,15 @@ impl StepLayout {
         let entries = rows.saturating_mul(most(|program| program.feeds) + 2);
         let results = rows.saturating_mul(most(|program| program.results));
         StepLayout { entries, staged: most(|program| program.staged), results, rows }
+    }
+
+    /// Checks that both regions are as small as memory that is shared must be.
+    pub(super) fn check(self) -> Result<(), String> {
+        let most = self.bytes_out().max(self.bytes_back());
+        match most <= MAX_SHARED {
+            true => Ok(()),
+            false => Err(format!("its steps take {} MiB of shared memory, of {}", most >> 20, MAX_SHARED >> 20)),
+        }
     }
 
     /// Returns the bytes of the server's region.
@@ -130,12 +153,12 @@ impl CellLaneEnd {
         Ok(())
     }
 
-    /// Waits until the other end's count is not `known`, or `stop` returns true. Looks for a while
-    /// and then sleeps, for `nap` at a time.
+    /// Waits until the other end's count is not `known`, or `stop` returns true. Spins and then
+    /// sleeps once, for `nap` at most.
     pub(super) fn wait(&mut self, known: u32, nap: Option<Duration>, stop: &dyn Fn() -> bool) -> io::Result<Woken> {
         let begun = Instant::now();
-        while begun.elapsed() < LOOK {
-            for _ in 0..LOOKS {
+        while begun.elapsed() < SPIN {
+            for _ in 0..POLLS {
                 if self.count()? != known {
                     return Ok(Woken::News);
                 }
@@ -151,15 +174,12 @@ impl CellLaneEnd {
         // sees it.
         let slept = match self.count()? != known {
             true => Ok(1),
-            false => self.socket.set_read_timeout(nap).and_then(|()| self.socket.read(&mut [0; 64])),
+            false => self.sleep(nap),
         };
         self.regions.outbound.store(SLEEPS * 4, 0)?;
         let is_closed = match slept {
             Ok(bytes) => bytes == 0,
-            Err(cause) => !matches!(
-                cause.kind(),
-                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
-            ),
+            Err(cause) => cause.kind() != io::ErrorKind::Interrupted,
         };
         Ok(match (self.count()? != known, is_closed) {
             (true, _) => Woken::News,
@@ -168,31 +188,38 @@ impl CellLaneEnd {
         })
     }
 
-    /// Writes a step for the process: an entry for each row, and words of staged feeds, each with
-    /// its place.
-    pub(super) fn write_step<'a>(
-        &mut self,
-        number: u32,
-        [cell, rows]: [usize; 2],
-        entries: &[u32],
-        staged: impl Iterator<Item = (usize, &'a [u32])>,
-    ) -> io::Result<()> {
-        let at = self.layout.out(number, self.depth);
-        let region = &mut self.regions.outbound;
-        region.write(at, &[cell as u32, rows as u32])?;
-        region.write(at + HEADER * 4, entries)?;
-        let first = at + (HEADER + self.layout.entries) * 4;
-        for (place, words) in staged {
-            region.write(first + place * 4, words)?;
+    /// Sleeps at the socket, for `nap` at most. Returns the number of bytes read, at least 1 if the
+    /// other end is there.
+    fn sleep(&mut self, nap: Option<Duration>) -> io::Result<usize> {
+        if let Some(nap) = nap {
+            // Unlike the timeout of a socket, this one is not rounded up to the system's ticks.
+            let nap = Timespec { tv_sec: nap.as_secs() as _, tv_nsec: nap.subsec_nanos() as _ };
+            if poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&nap))? == 0 {
+                return Ok(1);
+            }
         }
-        Ok(())
+        self.socket.read(&mut [0; 64])
     }
 
-    /// Reads the cell of a step and its number of rows.
-    pub(super) fn read_step(&mut self, number: u32) -> io::Result<[usize; 2]> {
-        let mut header = [0; HEADER];
+    /// Writes a step for the process, with an entry for each row.
+    pub(super) fn write_step(&mut self, number: u32, step: StepHeader, entries: &[u32]) -> io::Result<()> {
+        let at = self.layout.out(number, self.depth);
+        self.regions.outbound.write(at, &[step.cell as u32, step.rows as u32])?;
+        self.regions.outbound.write(at + HEADER * 4, entries)
+    }
+
+    /// Writes words of staged feeds at their place.
+    pub(super) fn write_staged(&mut self, number: u32, place: usize, words: &[u32]) -> io::Result<()> {
+        let first = self.layout.out(number, self.depth) + (HEADER + self.layout.entries) * 4;
+        self.regions.outbound.write(first + place * 4, words)
+    }
+
+    /// Reads the header of a step.
+    pub(super) fn read_step(&mut self, number: u32) -> io::Result<StepHeader> {
+        let mut header = [0u32; HEADER];
         self.regions.inbound.read(self.layout.out(number, self.depth), &mut header)?;
-        Ok(header.map(|word| word as usize))
+        let [cell, rows] = header.map(|word| word as usize);
+        Ok(StepHeader { cell, rows })
     }
 
     /// Reads the entries of a step.
@@ -221,18 +248,18 @@ impl CellLaneEnd {
         self.regions.inbound.read(at + self.layout.results * 4, faults)
     }
 
-    /// Leaves the reason for which this process ends.
-    pub(super) fn write_last_words(&mut self, text: &str) -> io::Result<()> {
-        let bytes = &text.as_bytes()[..text.len().min(MAX_LAST_WORDS)];
-        self.regions.outbound.write((LAST_WORDS + 1) * 4, bytes)?;
-        self.regions.outbound.store(LAST_WORDS * 4, bytes.len() as u32)
+    /// Leaves the reason for which this process exits.
+    pub(super) fn write_exit_reason(&mut self, text: &str) -> io::Result<()> {
+        let bytes = &text.as_bytes()[..text.len().min(MAX_EXIT_REASON)];
+        self.regions.outbound.write((EXIT_REASON + 1) * 4, bytes)?;
+        self.regions.outbound.store(EXIT_REASON * 4, bytes.len() as u32)
     }
 
     /// Returns the reason for which the process ended, if it has left one.
-    pub(super) fn last_words(&mut self) -> Option<String> {
-        let length = self.regions.inbound.load(LAST_WORDS * 4).ok()? as usize;
-        let mut bytes = vec![0; length.min(MAX_LAST_WORDS)];
-        self.regions.inbound.read((LAST_WORDS + 1) * 4, &mut bytes).ok()?;
+    pub(super) fn exit_reason(&mut self) -> Option<String> {
+        let length = self.regions.inbound.load(EXIT_REASON * 4).ok()? as usize;
+        let mut bytes = vec![0; length.min(MAX_EXIT_REASON)];
+        self.regions.inbound.read((EXIT_REASON + 1) * 4, &mut bytes).ok()?;
         let text = String::from_utf8_lossy(&bytes).into_owned();
         (!text.is_empty()).then_some(text)
     }

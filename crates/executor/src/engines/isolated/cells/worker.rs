@@ -2,7 +2,7 @@
 
 use super::super::protocol::{CellsCall, CellsReply, LoadCells, LoadRequest, RunReply, receive, send};
 use super::super::shared::receive_files;
-use super::wire::{CellLaneEnd, MAX_DEPTH, StepLayout, Woken};
+use super::wire::{CellLaneEnd, MAX_DEPTH, StepHeader, StepLayout, Woken, lane_depth};
 use crate::engines::onnxruntime::find_gpus;
 use ripieno_cuda::{
     CellLane, CellModelSpec, CudaError, CudaGpu, HostDevice, ModelOnDevice, STAGED, StepDevice, StepInputs, StepOutputs,
@@ -61,11 +61,12 @@ fn read(model: &dyn ModelOnDevice, spec: &CellModelSpec, call: &CellsCall) -> Re
 fn open_lane(socket: &UnixStream, spec: &Arc<CellModelSpec>, model: &Arc<dyn ModelOnDevice>) -> Result<u32, String> {
     let passed = receive_files(socket).map_err(|cause| cause.to_string())?.pop().ok_or("no socket of a lane")?;
     let lane = Arc::clone(model).lane().map_err(|cause| cause.to_string())?;
-    let depth = lane.depth().min(MAX_DEPTH);
+    let depth = lane_depth(lane.depth());
     let end = CellLaneEnd::accept(UnixStream::from(passed), StepLayout::new(spec), depth);
     let end = end.map_err(|cause| cause.to_string())?;
     let feeds = spec.programs.iter().map(|program| program.staged_feeds()).collect();
-    let lane = WorkerLane { spec: Arc::clone(spec), feeds, lane, end, depth, launched: 0, ended: 0 };
+    let steps = [StepHeader::default(); MAX_DEPTH];
+    let lane = WorkerLane { spec: Arc::clone(spec), feeds, lane, end, depth, steps, launched: 0, ended: 0 };
     let body = move || lane.run();
     std::thread::Builder::new().name("cells".to_owned()).spawn(body).map_err(|cause| cause.to_string())?;
     Ok(depth as u32)
@@ -78,6 +79,8 @@ struct WorkerLane {
     lane: Box<dyn CellLane>,
     end: CellLaneEnd,
     depth: usize,
+    /// Each step in flight.
+    steps: [StepHeader; MAX_DEPTH],
     /// Number of steps launched on the device.
     launched: u32,
     ended: u32,
@@ -92,7 +95,9 @@ impl WorkerLane {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(cause) => {
-                    let _ = self.end.write_last_words(&cause);
+                    let _ = self.end.write_exit_reason(&cause);
+                    // Without handlers, which other lanes' steps would run beside.
+                    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
                     #[expect(clippy::disallowed_methods, reason = "other lanes read rows of the same device")]
                     std::process::exit(1);
                 }
@@ -119,16 +124,16 @@ impl WorkerLane {
         }
         let (lane, end) = (&mut self.lane, parking_lot::Mutex::new(&mut self.end));
         let has_news = || end.lock().count().map_or(true, |count| count != asked);
-        if lane.wait(&has_news) {
-            self.settle()?;
+        match lane.wait(&has_news) {
+            true => self.settle(),
+            false => Ok(true),
         }
-        Ok(true)
     }
 
     fn launch(&mut self) -> Result<(), String> {
         let number = self.launched;
         let read = |cause: io::Error| format!("a step cannot be read: {cause}");
-        let [cell, rows] = self.end.read_step(number).map_err(read)?;
+        let StepHeader { cell, rows } = self.end.read_step(number).map_err(read)?;
         if cell >= self.spec.programs.len() || self.spec.sizes.binary_search(&rows).is_err() {
             return Err(CudaError::InvalidProgram.to_string());
         }
@@ -137,24 +142,25 @@ impl WorkerLane {
         let entries = &mut entries[..rows * width];
         self.end.read_entries(number, entries).map_err(read)?;
         for (row, entry) in entries.chunks_exact(width).enumerate() {
-            for (feed, matrix) in self.feeds[cell].iter().filter(|(feed, _)| entry[*feed] == STAGED) {
-                debug_assert!(*feed + 2 < width);
+            for (_, matrix) in self.feeds[cell].iter().filter(|(feed, _)| entry[*feed] == STAGED) {
                 let at = matrix.base + row * matrix.stride;
                 self.end.read_staged(number, at, &mut staged[at..at + matrix.stride]).map_err(read)?;
             }
         }
         self.lane.launch(cell, rows).map_err(|cause| cause.to_string())?;
+        self.steps[number as usize % self.depth] = StepHeader { cell, rows };
         self.launched = number.wrapping_add(1);
         Ok(())
     }
 
-    fn settle(&mut self) -> Result<(), String> {
+    /// Publishes the end of the oldest step. Returns false if the server has given the lane up.
+    fn settle(&mut self) -> Result<bool, String> {
         let number = self.ended;
-        let [cell, rows] = self.end.read_step(number).map_err(|cause| cause.to_string())?;
+        let StepHeader { cell, rows } = self.steps[number as usize % self.depth];
         let StepOutputs { results, faults } = self.lane.settle().map_err(|cause| cause.to_string())?;
-        let results = &results[..(rows * self.spec.programs[cell].results).min(results.len())];
-        let written = self.end.write_outputs(number, results, &faults[..rows.min(faults.len())]);
+        let results = &results[..rows * self.spec.programs[cell].results];
+        let written = self.end.write_outputs(number, results, &faults[..rows]);
         self.ended = number.wrapping_add(1);
-        written.and_then(|()| self.end.publish(self.ended)).map_err(|cause| cause.to_string())
+        Ok(written.and_then(|()| self.end.publish(self.ended)).is_ok())
     }
 }
