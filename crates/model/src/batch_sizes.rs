@@ -7,6 +7,15 @@ pub fn doubling_sizes(max_batch: usize) -> Vec<usize> {
     doubled.take_while(|&size| size < max_batch).chain([max_batch]).collect()
 }
 
+/// Returns [`doubling_sizes`], and the size midway between two of them from 32 on: 48, 96, 192, …
+pub fn finer_sizes(max_batch: usize) -> Vec<usize> {
+    let doubling = doubling_sizes(max_batch);
+    let midway = |pair: &[usize]| (pair[0] >= 32 && pair[1] == 2 * pair[0]).then_some(pair[0] / 2 * 3);
+    let mut sizes: Vec<usize> = doubling.windows(2).filter_map(midway).chain(doubling.iter().copied()).collect();
+    sizes.sort_unstable();
+    sizes
+}
+
 /// Returns whether `sizes` ascend from at least 1.
 pub fn ascends(sizes: &[usize]) -> bool {
     sizes.windows(2).all(|pair| pair[0] < pair[1]) && sizes.first() != Some(&0)
@@ -27,6 +36,9 @@ mod tests {
         assert_eq!(doubling_sizes(1), [1]);
         assert_eq!(doubling_sizes(6), [1, 2, 4, 6]);
         assert_eq!(doubling_sizes(8), [1, 2, 4, 8]);
+        assert_eq!(finer_sizes(32), doubling_sizes(32));
+        assert_eq!(finer_sizes(64)[5..], [32, 48, 64]);
+        assert_eq!(finer_sizes(200)[5..], [32, 48, 64, 96, 128, 200]);
     }
 
     #[test]

@@ -29,7 +29,7 @@ mod tensor;
 mod unfolded;
 pub mod zoo;
 
-pub use batch_sizes::{ascends, doubling_sizes, padded_size};
+pub use batch_sizes::{ascends, doubling_sizes, finer_sizes, padded_size};
 pub use graph::{Block, DropRule, Extent, Model, Steps, Walk};
 pub use input_lengths::InputLengths;
 pub use lanes::{ExpectedEnds, LaneTask, Lanes};

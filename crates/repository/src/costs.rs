@@ -9,7 +9,7 @@ use ripieno_executor::{
     BlockProfile, ExampleOrigin, LoadedModel, MeasuredProfile, Measurement, MeasurementProgress, Tensor, TrialRequest,
     example_origin, find_example, is_unsupported, measure,
 };
-use ripieno_model::{Profile, TensorSpec};
+use ripieno_model::{Profile, TensorSpec, doubling_sizes, padded_size};
 use std::sync::Arc;
 
 /// Cost per row of a model that could not be measured, in milliseconds. It is corrected while the
@@ -67,6 +67,7 @@ impl Loader {
             Some(given) => (Some(stepped(given, &**loaded)), "given"),
             None => self.profiles(target, plan, loaded, example.as_ref(), profiling)?,
         };
+        let profiles = profiles.map(|profiles| choose_sizes(target, plan, loaded, profiles)).transpose()?;
         Ok(ModelCosts { profiles, origin, example, runs: true, warning: None })
     }
 
@@ -156,6 +157,38 @@ fn resize(
         *loaded = target.engine.load(&plan.source).map_err(|error| error.to_string())?;
     }
     Ok(())
+}
+
+/// Gain of a size midway between two doublings from which it is worth its memory and its warm-up,
+/// in percent of the next size's batch. If costs grow with the rows it is about 25, and 0 if they
+/// are the next size's; so half or twice as much decides alike.
+const MIDWAY_PERCENT: i64 = 10;
+
+/// Takes those sizes midway between two doublings out whose batches cost about as much as the next
+/// size's. Returns the costs with the sizes that are left.
+fn choose_sizes(
+    target: &LoadTarget,
+    plan: &mut LoadPlan,
+    loaded: &mut Arc<dyn LoadedModel>,
+    blocks: Vec<BlockProfile>,
+) -> Result<Vec<BlockProfile>, String> {
+    if plan.config.batch_sizes.is_some() {
+        return Ok(blocks);
+    }
+    let profile = Profile::sum(blocks.iter().map(|block| &block.profile));
+    let doubling = doubling_sizes(plan.source.max_batch);
+    let gains = |size: usize| {
+        let next = profile.latency(padded_size(&doubling, size));
+        i128::from(profile.latency(size).0) * 100 <= i128::from(next.0) * i128::from(100 - MIDWAY_PERCENT)
+    };
+    let kept = loaded.batch_sizes().iter().copied().filter(|size| doubling.contains(size) || gains(*size));
+    let kept: Vec<usize> = kept.collect();
+    if kept.len() == loaded.batch_sizes().len() {
+        return Ok(blocks);
+    }
+    plan.source.batch_sizes = kept;
+    *loaded = target.engine.load(&plan.source).map_err(|error| error.to_string())?;
+    Ok(stepped(blocks, &**loaded))
 }
 
 impl ModelCosts {

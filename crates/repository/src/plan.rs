@@ -18,7 +18,7 @@ use super::triton::TritonConfig;
 use ripieno_base::Nanos;
 use ripieno_executor::{BlockProfile, BlockSource, Executor, LoadedModel, ModelSource};
 use ripieno_model::zoo::{ZooDevice, ZooModel};
-use ripieno_model::{Latency, LengthProfiles, Profile, TensorSpec, doubling_sizes};
+use ripieno_model::{Latency, LengthProfiles, Profile, TensorSpec, finer_sizes};
 use ripieno_onnx::{Declared, OnnxFile};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -173,12 +173,12 @@ impl LoadPlan {
     }
 
     /// Returns the sizes that batches of up to `max_batch` rows are padded to: as configured, or
-    /// powers of two where the engine needs it.
+    /// [`finer_sizes`] where the engine needs it, of which a profile may take some out.
     pub(super) fn batch_sizes(&self, max_batch: usize, target: &LoadTarget) -> Vec<usize> {
         match &self.config.batch_sizes {
             _ if self.config.cells.is_some() => Vec::new(),
             Some(sizes) => sizes.clone(),
-            None if target.engine.pads_batches() => doubling_sizes(max_batch),
+            None if target.engine.pads_batches() => finer_sizes(max_batch),
             None => Vec::new(),
         }
     }

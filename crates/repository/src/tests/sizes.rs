@@ -105,6 +105,32 @@ impl Executor for Padding {
 }
 
 #[test]
+fn sizes_midway_stay_if_they_cost_less_than_the_next() {
+    let (rows, own) = (Arc::default(), CpuEngine::new(CpuOptions::default()));
+    let engine = Arc::new(Padding { own, rows });
+    let load = |latency: &dyn Fn(usize) -> f64, more: &str| {
+        let fixture = Fixture::new();
+        fixture.folder.write("m/1/model.onnx", onnx("mlp.onnx"));
+        let latencies: Vec<f64> = (1..=128).map(latency).collect();
+        fixture.folder.write("m/model.toml", format!("latency_ms = {latencies:?}\n{more}"));
+        let report = one(fixture.repository(LoadTarget::new(engine.clone())).load_all());
+        assert_eq!(report.error, None);
+        (report.batch_sizes.clone(), table(&report))
+    };
+    let (sizes, costs) = load(&|rows| 2.0 + rows as f64, "");
+    assert_eq!(sizes[5..], [32, 48, 64, 96, 128]);
+    assert_eq!((costs[32], costs[47], costs[48], costs[127]), (50.0, 50.0, 66.0, 130.0));
+    // A cost in steps of the doublings.
+    let (sizes, costs) = load(&|rows| rows.next_power_of_two() as f64, "");
+    assert_eq!(sizes[5..], [32, 64, 128]);
+    assert_eq!((costs[32], costs[47], costs[48], costs[64]), (64.0, 64.0, 64.0, 128.0));
+    // One of the two is worth it, and sizes that are configured stay.
+    let steps = |rows: usize| if rows <= 64 { rows.next_power_of_two() as f64 } else { rows as f64 };
+    assert_eq!(load(&steps, "").0[5..], [32, 64, 96, 128]);
+    assert_eq!(load(&steps, "batch_sizes = [32, 48, 128]\n").0, [32, 48, 128]);
+}
+
+#[test]
 fn an_engine_may_pad_by_default_and_each_size_is_warmed() {
     let rows = Arc::<Mutex<Vec<i64>>>::default();
     let own = CpuEngine::new(CpuOptions::default());
