@@ -363,6 +363,7 @@ impl Engine {
                 Some(open) => DeviceSnapshot {
                     rows_gathered: open.rows_gathered(),
                     tasks_without_copy: open.tasks_without_copy(),
+                    tasks_gathered_ahead: open.tasks_gathered_ahead(),
                     spent: open.spent(),
                     ..counted
                 },

@@ -438,6 +438,8 @@ pub struct DeviceSnapshot {
     pub rows_gathered: u64,
     /// Number of batches that read the state of their requests in place.
     pub tasks_without_copy: u64,
+    /// Number of batches that were gathered while another one computed.
+    pub tasks_gathered_ahead: u64,
     /// Execution time of the batches by phase.
     pub spent: PhaseTimes,
 }

@@ -30,6 +30,7 @@ impl DeviceUsage {
         DeviceSnapshot {
             rows_gathered: device.rows_gathered(),
             tasks_without_copy: device.tasks_without_copy(),
+            tasks_gathered_ahead: device.tasks_gathered_ahead(),
             spent: device.spent(),
             ..counted
         }

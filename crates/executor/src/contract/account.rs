@@ -9,6 +9,7 @@ use std::time::Instant;
 pub(crate) struct DeviceCounters {
     rows_gathered: AtomicU64,
     tasks_without_copy: AtomicU64,
+    tasks_gathered_ahead: AtomicU64,
     gather_ns: AtomicU64,
     compute_ns: AtomicU64,
     scatter_ns: AtomicU64,
@@ -20,6 +21,11 @@ impl DeviceCounters {
     pub(crate) fn count(&self, rows: usize, without_copy: bool) {
         self.rows_gathered.fetch_add(rows as u64, Ordering::Relaxed);
         self.tasks_without_copy.fetch_add(u64::from(without_copy), Ordering::Relaxed);
+    }
+
+    /// Counts a task that was prepared while another one ran.
+    pub(crate) fn count_ahead(&self) {
+        self.tasks_gathered_ahead.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Adds the phase times of a task.
@@ -44,6 +50,10 @@ impl DeviceCounters {
 
     pub(crate) fn tasks_without_copy(&self) -> u64 {
         self.tasks_without_copy.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn tasks_gathered_ahead(&self) -> u64 {
+        self.tasks_gathered_ahead.load(Ordering::Relaxed)
     }
 }
 

@@ -286,6 +286,12 @@ pub trait Device: Send + Sync {
         0
     }
 
+    /// Returns the number of tasks that were gathered while another one ran on their lane; 0 if the
+    /// device gathers none so.
+    fn tasks_gathered_ahead(&self) -> u64 {
+        0
+    }
+
     /// Returns the time of the device's tasks by phase; zero if not measured. Failed tasks do not
     /// count.
     fn spent(&self) -> PhaseTimes {
@@ -293,7 +299,7 @@ pub trait Device: Send + Sync {
     }
 }
 
-/// Time of a device's thread, by phase of its tasks.
+/// Time of a device's tasks, by phase. Tasks may be gathered while others compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PhaseTimes {
     /// Time to collect the members' rows into contiguous batches.

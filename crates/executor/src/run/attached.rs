@@ -11,7 +11,7 @@ use crate::run::row_check::{RanBatch, RowChecks, SampledRow};
 use crate::run::rows::{BatchTensor, Rows};
 use crate::run::runner::{BlockCall, ReadyModel};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A model on a lane.
 pub(crate) struct Attached {
@@ -28,13 +28,20 @@ pub(crate) struct Attached {
     pub(crate) release_at: Option<Instant>,
     /// Comparisons of sampled rows.
     pub(crate) checks: RowChecks,
+    /// Moving mean of the time to gather a batch of the first block, in nanoseconds.
+    gather_ns: u64,
+    /// Whether tasks are prepared while another one runs.
+    gathers_ahead: bool,
 }
+
+/// Number of batches that the mean time to gather one covers.
+const GATHERED_BATCHES: u64 = 16;
 
 impl Attached {
     pub(crate) fn new(ready: ReadyModel, attachment: u64) -> Attached {
         let (plan, buffers) = (Arc::clone(&ready.plan), GatherBuffers::new(&ready.plan));
         let (model, checks) = (LaneModel { plan, attachment, buffers }, RowChecks::default());
-        Attached { model, ready, largest: 0, bytes: 0, release_at: None, checks }
+        Attached { model, ready, largest: 0, bytes: 0, release_at: None, checks, gather_ns: 0, gathers_ahead: false }
     }
 
     /// Keeps rows of a batch that has just run for a comparison, if it is to be sampled.
@@ -90,6 +97,14 @@ impl Attached {
             Some(at) if bytes < self.largest / 2 => at,
             _ => *self.release_at.insert(now + kept::IDLE),
         }
+    }
+
+    /// Notes the time to gather a batch of the first block. Returns whether tasks of the model are
+    /// to be prepared while another one runs, if that has changed.
+    pub(crate) fn note_gather(&mut self, ns: u64, min_gather: Duration) -> Option<bool> {
+        self.gather_ns = (self.gather_ns * (GATHERED_BATCHES - 1) + ns) / GATHERED_BATCHES;
+        let pays = u128::from(self.gather_ns) >= min_gather.as_nanos();
+        (std::mem::replace(&mut self.gathers_ahead, pays) != pays).then_some(pays)
     }
 
     /// Gives back the memory of the gather buffers and of the engine.

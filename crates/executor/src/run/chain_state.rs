@@ -55,6 +55,14 @@ impl WalkSlots {
         self.0.lock()
     }
 
+    /// Removes the states of slots that run a first block.
+    pub(crate) fn begin(&self, slots: impl Iterator<Item = RequestSlot>) {
+        let mut states = self.0.lock();
+        if !states.is_empty() {
+            slots.for_each(|slot| drop(states.remove(&slot)));
+        }
+    }
+
     /// Removes the states of an attachment's requests.
     pub(crate) fn forget(&self, attachment: u64) {
         self.0.lock().retain(|_, walk| walk.attachment != attachment);

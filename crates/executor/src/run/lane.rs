@@ -10,6 +10,9 @@
 //! runs when no step is in flight: one of another model, one that begins later, or one whose launch
 //! failed. Rejected: a thread that launches beside one that settles. Each step would wake both.
 //!
+//! A batch that takes long to gather is gathered by a second thread of the lane while the batch
+//! before it computes; see `gatherer.rs`.
+//!
 //! The lanes of a device run concurrently. The state that one lane stores for a request is
 //! available to the others. A lock is held only while the state is taken out or stored. Each lane
 //! has its own runner, so no lane waits for another inside the engine. If the device has fewer
@@ -22,7 +25,8 @@ use crate::engines::isolated;
 use crate::run::abort::Abort;
 use crate::run::cells::StepInFlight;
 use crate::run::chain_state::WalkSlots;
-use crate::run::lane_queue::{LaneMessage, LaneQueue};
+use crate::run::gatherer::{Gatherer, MIN_GATHER};
+use crate::run::lane_queue::{LaneMessage, LaneQueue, QueuedTask};
 use crate::run::rerun::{CompletedTask, catch_panic};
 use crate::run::runner::ReadyModel;
 use crate::run::worker::Worker;
@@ -33,7 +37,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Default number of tasks that a lane holds: one runs, and the next one is ready when it ends.
 pub(crate) const DEFAULT_DEPTH: usize = 2;
@@ -80,15 +84,29 @@ struct LaneThread {
 
 impl LaneDevice {
     pub(crate) fn open(options: LaneOptions, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
+        LaneDevice::open_with(options, MIN_GATHER, sink)
+    }
+
+    /// Opens a device that gathers batches while others run if that takes `min_gather`.
+    fn open_with(options: LaneOptions, min_gather: Duration, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
         let LaneOptions { name, depth, prepare, place, enter, aborts, max_concurrent } = options;
         let (account, slots) = (Arc::<DeviceCounters>::default(), WalkSlots::default());
         let permits = (max_concurrent < aborts.len()).then(|| Arc::new(RunPermits::new(max_concurrent)));
         let mut lanes = Vec::with_capacity(aborts.len());
         for (at, abort) in aborts.into_iter().enumerate() {
-            let worker = Worker::new(Arc::clone(&account), slots.clone());
+            let worker = Worker::new(Arc::clone(&account), slots.clone(), min_gather);
             let name = if at == 0 { name.clone() } else { format!("{name}.{at}") };
-            let body = LaneLoop { worker, permits: permits.clone(), sink: Arc::clone(&sink), steps: VecDeque::new() };
-            lanes.push(LaneThread::start(name, depth, abort, Arc::clone(&enter), body)?);
+            let body = LaneLoop {
+                name,
+                worker,
+                slots: slots.clone(),
+                account: Arc::clone(&account),
+                gatherer: None,
+                permits: permits.clone(),
+                sink: Arc::clone(&sink),
+                steps: VecDeque::new(),
+            };
+            lanes.push(LaneThread::start(depth, abort, Arc::clone(&enter), body)?);
         }
         Ok(Box::new(LaneDevice { lanes, prepare, place, account, attachments: AtomicU64::new(0) }))
     }
@@ -96,7 +114,13 @@ impl LaneDevice {
 
 /// State of a lane's thread.
 struct LaneLoop {
+    /// Name of the thread.
+    name: String,
     worker: Worker,
+    slots: WalkSlots,
+    account: Arc<DeviceCounters>,
+    /// The second thread, once a model needs it.
+    gatherer: Option<Gatherer>,
     permits: Option<Arc<RunPermits>>,
     sink: Sink,
     /// Tasks whose steps are in flight, the oldest first. All are of one model.
@@ -104,14 +128,8 @@ struct LaneLoop {
 }
 
 impl LaneThread {
-    fn start(
-        name: String,
-        depth: usize,
-        abort: Arc<Abort>,
-        enter: Enter,
-        mut body: LaneLoop,
-    ) -> Result<LaneThread, LoadError> {
-        let queue = Arc::new(LaneQueue::new(depth.max(1)));
+    fn start(depth: usize, abort: Arc<Abort>, enter: Enter, mut body: LaneLoop) -> Result<LaneThread, LoadError> {
+        let (queue, name) = (Arc::new(LaneQueue::new(depth.max(1))), body.name.clone());
         let mut run = {
             let (queue, abort) = (Arc::clone(&queue), Arc::clone(&abort));
             move || body.run_messages(&queue, &abort)
@@ -171,6 +189,10 @@ impl Device for LaneDevice {
         self.account.tasks_without_copy()
     }
 
+    fn tasks_gathered_ahead(&self) -> u64 {
+        self.account.tasks_gathered_ahead()
+    }
+
     fn spent(&self) -> PhaseTimes {
         self.account.spent()
     }
@@ -186,7 +208,7 @@ impl Drop for LaneThread {
 }
 
 impl LaneLoop {
-    fn run_messages(&mut self, queue: &LaneQueue, abort: &Abort) {
+    fn run_messages(&mut self, queue: &Arc<LaneQueue>, abort: &Abort) {
         let mut soon = false;
         loop {
             let after = self.run_steps(queue, abort, &mut soon);
@@ -202,19 +224,33 @@ impl LaneLoop {
             };
             match message {
                 LaneMessage::ReleaseMemory => {}
-                LaneMessage::Attach(id, attachment, model) => self.worker.attach(id, attachment, model),
-                LaneMessage::Detach(id) => self.worker.detach(id),
+                LaneMessage::Attach(id, attachment, model) => {
+                    queue.set_ahead(id, None);
+                    self.worker.attach(id, attachment, model);
+                }
+                LaneMessage::Detach(id) => {
+                    queue.set_ahead(id, None);
+                    self.worker.detach(id);
+                }
                 LaneMessage::Work(work) => {
                     if catch_unwind(AssertUnwindSafe(|| work())).is_err() {
                         tracing::error!("what a device's thread was lent for panicked");
                     }
                 }
-                LaneMessage::Run(task, accepted) => {
-                    abort.begin(task.id);
-                    let result = self.run_task(abort, &task, accepted);
+                LaneMessage::Run(queued) => {
+                    abort.begin(queued.task.id);
+                    let result = self.run_task(abort, queued);
+                    if let Some((id, model)) = self.worker.take_ahead_change() {
+                        self.gatherer
+                            .get_or_insert_with(|| Gatherer::start(&self.name, queue, &self.slots, &self.account));
+                        queue.set_ahead(id, model);
+                    }
                     soon = self.report(queue, abort, result);
                 }
             }
+        }
+        if let Some(gatherer) = self.gatherer.take() {
+            gatherer.join();
         }
     }
 
@@ -248,15 +284,15 @@ impl LaneLoop {
     /// Launches a step if the message is a task that can be launched. Returns the message
     /// otherwise.
     fn launch(&mut self, message: LaneMessage, abort: &Abort) -> Option<LaneMessage> {
-        let LaneMessage::Run(task, _) = &message else { return Some(message) };
+        let LaneMessage::Run(QueuedTask { task, .. }) = &message else { return Some(message) };
         let may_launch = self.permits.is_none()
             && self.steps.front().is_none_or(|(first, _)| first.model == task.model)
             && task.not_before.is_none_or(|not_before| not_before <= Instant::now())
             && !abort.is_stopped(task.id);
         let step = if may_launch { catch_panic(|| Ok(self.worker.launch(task))).ok().flatten() } else { None };
         let Some(step) = step else { return Some(message) };
-        if let LaneMessage::Run(task, _) = message {
-            self.steps.push_back((task, step));
+        if let LaneMessage::Run(queued) = message {
+            self.steps.push_back((queued.task, step));
         }
         None
     }
@@ -274,7 +310,8 @@ impl LaneLoop {
         soon
     }
 
-    fn run_task(&mut self, abort: &Abort, task: &Task, accepted: Instant) -> TaskResult {
+    fn run_task(&mut self, abort: &Abort, queued: QueuedTask) -> TaskResult {
+        let QueuedTask { task, accepted, prepared } = queued;
         let ready = task.not_before.map_or(accepted, |not_before| accepted.max(not_before));
         let mut waited = abort.wait_until(ready);
         let permit = self.permits.as_ref().filter(|_| waited.is_ok()).map(|permits| permits.acquire());
@@ -297,7 +334,7 @@ impl LaneLoop {
         }
         // The worker takes the states of requests out before it runs a task, so a panic leaves no
         // inconsistent state behind.
-        let done = catch_panic(|| self.worker.execute(task, ready, &|| abort.is_stopped(task.id)));
+        let done = catch_panic(|| self.worker.execute(&task, prepared, ready, &|| abort.is_stopped(task.id)));
         let (outcome, rerun) = match done {
             Ok(CompletedTask { progress, rerun }) => (Ok(progress), rerun),
             Err(cause) => (Err(cause), None),
@@ -308,5 +345,7 @@ impl LaneLoop {
     }
 }
 
+#[cfg(test)]
+mod ahead_tests;
 #[cfg(test)]
 mod tests;

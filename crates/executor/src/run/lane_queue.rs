@@ -12,13 +12,18 @@
 //! The number of held tasks includes the running one. It decreases before the task's result is
 //! reported, so the receiver of the result may submit the next task immediately.
 //!
+//! While the lane's thread has a task, a second thread may take the next one out, prepare it and
+//! put it back; see `gatherer.rs`. Until then the lane's thread waits with all later messages.
+//!
 //! A lane that expects a task spins before it sleeps, because a wake-up takes longer than most
 //! decisions. A request of several stages would have this delay at each stage.
 
+use crate::run::gather::LaneModel;
 use crate::run::runner::ReadyModel;
+use crate::run::task::PreparedTask;
 use crate::{ExecError, IdleWork, Task};
 use parking_lot::{Condvar, Mutex};
-use ripieno_base::ModelId;
+use ripieno_base::{BlockId, ModelId};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,12 +36,32 @@ pub(crate) enum LaneMessage {
     /// preparation.
     Attach(ModelId, u64, Result<ReadyModel, ExecError>),
     Detach(ModelId),
-    /// Runs a task. Holds the time at which the task was accepted.
-    Run(Task, Instant),
+    /// Runs a task.
+    Run(QueuedTask),
     /// Runs work of another component on the idle thread.
     Work(IdleWork),
     /// Gives memory back that batches have used, because its time has come.
     ReleaseMemory,
+}
+
+/// A task that a lane has accepted.
+pub(crate) struct QueuedTask {
+    pub(crate) task: Task,
+    /// Time at which the task was accepted.
+    pub(crate) accepted: Instant,
+    /// The task ready to run, if it was prepared while another one ran.
+    pub(crate) prepared: Option<Box<PreparedTask>>,
+}
+
+/// The first task of a queue, once it is taken out to be prepared.
+#[derive(Default)]
+enum AheadTask {
+    #[default]
+    None,
+    /// Another thread prepares it.
+    Taken,
+    /// It is the next message.
+    Ready(QueuedTask),
 }
 
 /// Largest number of queued attachments. The sender of another attachment waits.
@@ -53,6 +78,8 @@ pub(crate) struct LaneQueue {
     has_news: AtomicBool,
     arrived: Condvar,
     attachment_taken: Condvar,
+    /// Signals a task that is to be prepared while another one runs.
+    ahead_due: Condvar,
 }
 
 struct QueueState {
@@ -65,15 +92,63 @@ struct QueueState {
     work: Option<IdleWork>,
     /// Whether the lane attaches a model or is busy with its own work, which may take long.
     attaching: bool,
+    /// Whether the last message that the lane's thread received is a task that has not ended. All
+    /// earlier messages have then been handled.
+    running: bool,
+    ahead: AheadTask,
+    /// Models whose tasks are prepared while another one runs.
+    ahead_models: Vec<(ModelId, LaneModel)>,
     closed: bool,
+}
+
+impl QueueState {
+    /// Whether the lane's thread can receive a message.
+    fn has_message(&self) -> bool {
+        match self.ahead {
+            AheadTask::None => !self.queue.is_empty(),
+            AheadTask::Taken => false,
+            AheadTask::Ready(_) => true,
+        }
+    }
+
+    /// Whether the lane's thread must wait for its next message, or for the end of the queue.
+    fn must_wait(&self) -> bool {
+        !self.has_message() && (!self.closed || matches!(self.ahead, AheadTask::Taken))
+    }
+
+    /// Returns the model of the first task if it is to be prepared while another one runs.
+    fn next_ahead(&self) -> Option<&LaneModel> {
+        let first = match (&self.ahead, self.queue.front()) {
+            (AheadTask::None, Some(LaneMessage::Run(first))) if self.running => &first.task,
+            _ => return None,
+        };
+        let mut models = self.ahead_models.iter().filter(|_| first.block == BlockId(0));
+        models.find(|(id, _)| *id == first.model).map(|(_, model)| model)
+    }
 }
 
 impl LaneQueue {
     pub(crate) fn new(depth: usize) -> LaneQueue {
         let queue = VecDeque::with_capacity(depth + MAX_ATTACHMENTS);
-        let state = QueueState { queue, tasks: 0, attachments: 0, work: None, attaching: false, closed: false };
-        let (arrived, attachment_taken) = (Condvar::new(), Condvar::new());
-        LaneQueue { depth, state: Mutex::new(state), has_news: AtomicBool::new(false), arrived, attachment_taken }
+        let state = QueueState {
+            queue,
+            tasks: 0,
+            attachments: 0,
+            work: None,
+            attaching: false,
+            running: false,
+            ahead: AheadTask::None,
+            ahead_models: Vec::new(),
+            closed: false,
+        };
+        LaneQueue {
+            depth,
+            state: Mutex::new(state),
+            has_news: AtomicBool::new(false),
+            arrived: Condvar::new(),
+            attachment_taken: Condvar::new(),
+            ahead_due: Condvar::new(),
+        }
     }
 
     pub(crate) fn depth(&self) -> usize {
@@ -87,8 +162,9 @@ impl LaneQueue {
             return Err(task);
         }
         state.tasks += 1;
-        state.queue.push_back(LaneMessage::Run(task, Instant::now()));
+        state.queue.push_back(LaneMessage::Run(QueuedTask { task, accepted: Instant::now(), prepared: None }));
         self.notify();
+        self.notify_ahead(&state);
         Ok(())
     }
 
@@ -129,15 +205,15 @@ impl LaneQueue {
         }
         let mut state = self.state.lock();
         state.attaching = false;
-        let idle = |state: &mut QueueState| state.queue.is_empty() && !state.closed;
+        let waits = |state: &mut QueueState| state.must_wait();
         if let Some(at) = release_at {
-            let late = self.arrived.wait_while_until(&mut state, idle, at).timed_out();
-            if late && idle(&mut state) {
+            let late = self.arrived.wait_while_until(&mut state, waits, at).timed_out();
+            if late && state.must_wait() {
                 state.attaching = true;
                 return Some(LaneMessage::ReleaseMemory);
             }
         } else {
-            self.arrived.wait_while(&mut state, idle);
+            self.arrived.wait_while(&mut state, waits);
         }
         self.pop(&mut state)
     }
@@ -148,17 +224,26 @@ impl LaneQueue {
     }
 
     fn pop(&self, state: &mut QueueState) -> Option<LaneMessage> {
-        let message = state.queue.pop_front();
-        self.has_news.store(!state.queue.is_empty(), Ordering::Relaxed);
+        let message = match std::mem::take(&mut state.ahead) {
+            AheadTask::None => state.queue.pop_front(),
+            AheadTask::Ready(task) => Some(LaneMessage::Run(task)),
+            AheadTask::Taken => {
+                state.ahead = AheadTask::Taken;
+                None
+            }
+        };
+        self.has_news.store(state.has_message(), Ordering::Relaxed);
         let message = message?;
         state.attaching = matches!(message, LaneMessage::Attach(..) | LaneMessage::Detach(_));
+        state.running = matches!(message, LaneMessage::Run(_));
+        self.notify_ahead(state);
         match message {
             LaneMessage::Attach(..) => {
                 state.attachments -= 1;
                 self.attachment_taken.notify_one();
             }
             LaneMessage::Work(_) => state.work = None,
-            LaneMessage::Run(..) | LaneMessage::Detach(_) | LaneMessage::ReleaseMemory => {}
+            LaneMessage::Run(_) | LaneMessage::Detach(_) | LaneMessage::ReleaseMemory => {}
         }
         Some(message)
     }
@@ -167,7 +252,7 @@ impl LaneQueue {
     /// [`receive`](LaneQueue::receive).
     pub(crate) fn begin_idle_work(&self) -> bool {
         let mut state = self.state.lock();
-        let idle = state.queue.is_empty() && !state.closed;
+        let idle = state.must_wait() && matches!(state.ahead, AheadTask::None);
         state.attaching |= idle;
         idle
     }
@@ -176,7 +261,36 @@ impl LaneQueue {
     pub(crate) fn release(&self) -> usize {
         let mut state = self.state.lock();
         state.tasks -= 1;
+        state.running = false;
         state.tasks
+    }
+
+    /// Makes tasks of a model be prepared while another one runs, or ends that without the model.
+    pub(crate) fn set_ahead(&self, id: ModelId, model: Option<LaneModel>) {
+        let mut state = self.state.lock();
+        state.ahead_models.retain(|(known, _)| *known != id);
+        state.ahead_models.extend(model.map(|model| (id, model)));
+        self.notify_ahead(&state);
+    }
+
+    /// Takes the next task out while another one runs, once there is one that is to be prepared.
+    /// Returns the task and its model; `None` once the queue is closed. The caller must put the
+    /// task back.
+    pub(crate) fn take_ahead(&self) -> Option<(QueuedTask, LaneModel)> {
+        let mut state = self.state.lock();
+        self.ahead_due.wait_while(&mut state, |state| !state.closed && state.next_ahead().is_none());
+        let model = state.next_ahead().filter(|_| !state.closed)?.clone();
+        let Some(LaneMessage::Run(task)) = state.queue.pop_front() else { unreachable!("a task is first") };
+        state.ahead = AheadTask::Taken;
+        self.has_news.store(false, Ordering::Relaxed);
+        Some((task, model))
+    }
+
+    /// Puts a task back that was taken out to be prepared.
+    pub(crate) fn put_ahead(&self, task: QueuedTask) {
+        let mut state = self.state.lock();
+        state.ahead = AheadTask::Ready(task);
+        self.notify();
     }
 
     /// Closes the queue. No message may follow.
@@ -184,6 +298,14 @@ impl LaneQueue {
         let mut state = self.state.lock();
         state.closed = true;
         self.notify();
+        self.ahead_due.notify_all();
+    }
+
+    /// Wakes the second thread if a task is to be prepared.
+    fn notify_ahead(&self, state: &QueueState) {
+        if state.next_ahead().is_some() {
+            self.ahead_due.notify_one();
+        }
     }
 
     /// Wakes the receiver. The caller must hold the lock.

@@ -7,6 +7,7 @@ pub(crate) mod chain_state;
 pub(crate) mod conditions;
 pub(crate) mod device_row;
 pub(crate) mod gather;
+pub(crate) mod gatherer;
 pub(crate) mod lane;
 pub(crate) mod lane_queue;
 pub(crate) mod padding;

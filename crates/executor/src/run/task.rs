@@ -47,7 +47,8 @@ pub(crate) struct RanTask {
     spent: PhaseTimes,
 }
 
-/// Prepares a task.
+/// Prepares a task. A later block takes the states that earlier tasks of its lane have stored; a
+/// first block reads no slot.
 pub(crate) fn prepare(model: &LaneModel, task: &Task, slots: &WalkSlots) -> Result<PreparedTask, ExecError> {
     let plan = &*model.plan;
     let block = check_task(plan, task)?;
@@ -69,6 +70,7 @@ pub(crate) fn prepare(model: &LaneModel, task: &Task, slots: &WalkSlots) -> Resu
 /// The engine's part of a task: the model on it, and the terms of the run.
 pub(crate) struct TaskRun<'a> {
     pub(crate) attached: &'a mut Attached,
+    pub(crate) slots: &'a WalkSlots,
     pub(crate) account: &'a DeviceCounters,
     /// Earliest possible start.
     pub(crate) ready: Instant,
@@ -77,11 +79,27 @@ pub(crate) struct TaskRun<'a> {
 }
 
 impl PreparedTask {
+    /// Ends the time of gathering, until the task runs.
+    pub(crate) fn paused(mut self) -> PreparedTask {
+        self.spent.gather_ns = self.watch.lap_ns();
+        self
+    }
+
+    /// Returns the task if it was prepared for this attachment. The time since its preparation does
+    /// not count.
+    pub(crate) fn resumed(mut self, attachment: u64) -> Option<PreparedTask> {
+        self.watch = LapTimer::start();
+        Some(self).filter(|prepared| prepared.model.attachment == attachment)
+    }
+
     /// Runs the task's batches. A batch that fails is run again in parts, unless the task was
     /// stopped; see [`rerun`](crate::run::rerun).
     pub(crate) fn run(self, task: &Task, run: TaskRun<'_>) -> Result<RanTask, ExecError> {
         let PreparedTask { model, mut members, batches, mut gathered, mut watch, mut spent } = self;
-        let TaskRun { attached, account, ready, stopped } = run;
+        let TaskRun { attached, slots, account, ready, stopped } = run;
+        if task.block == BlockId(0) {
+            slots.begin(task.members.iter().map(|member| member.slot));
+        }
         let alone = || model.plan.sharing.is_stopped();
         let terms = RerunTerms { ready, until: &|at| task.members[at].until, stopped, alone: &alone };
         let Members { failures, states } = &mut members;
@@ -106,6 +124,11 @@ impl PreparedTask {
 }
 
 impl RanTask {
+    /// Returns the time that gathering took.
+    pub(crate) fn gather_ns(&self) -> u64 {
+        self.spent.gather_ns
+    }
+
     /// Returns the progress of each member. Stores the state of the members that continue.
     pub(crate) fn finish(
         self,
@@ -238,11 +261,11 @@ fn states(
     attachment: u64,
     failures: &mut [Option<ExecError>],
 ) -> Vec<Option<ChainState>> {
-    let mut slots = slots.lock();
+    let mut slots = (task.block.index() > 0).then(|| slots.lock());
     let state = |(member, failure): (&TaskMember, &mut Option<ExecError>)| {
-        let state = match task.block.index() {
-            0 => begin(plan, &mut slots, member),
-            _ => resume(plan, &mut slots, member, attachment),
+        let state = match &mut slots {
+            None => begin(plan, member),
+            Some(slots) => resume(plan, slots, member, attachment),
         };
         state.map_err(|cause| *failure = Some(cause)).ok()
     };
@@ -250,12 +273,7 @@ fn states(
 }
 
 /// Creates the state of a request from its entry.
-fn begin(
-    plan: &ModelPlan,
-    slots: &mut HashMap<RequestSlot, ChainWalk>,
-    member: &TaskMember,
-) -> Result<ChainState, ExecError> {
-    slots.remove(&member.slot);
+fn begin(plan: &ModelPlan, member: &TaskMember) -> Result<ChainState, ExecError> {
     let mut values: Values = vec![None; plan.values.len()];
     let brought: &[Tensor] = member.entry.as_deref().map_or(&[], RequestEntry::inputs);
     for (spec, &value) in plan.inputs.iter().zip(&plan.input_values) {

@@ -5,30 +5,44 @@ use crate::contract::account::DeviceCounters;
 use crate::run::attached::Attached;
 use crate::run::cells::{self, StepInFlight};
 use crate::run::chain_state::WalkSlots;
+use crate::run::gather::LaneModel;
 use crate::run::plan::ModelPlan;
 use crate::run::rerun::{CompletedTask, RerunTerms};
 use crate::run::runner::{CellRunner, ReadyModel};
-use crate::run::task::{TaskRun, check_task, prepare};
+use crate::run::task::{PreparedTask, TaskRun, check_task, prepare};
 use crate::{ExecError, Loss, Task};
-use ripieno_base::ModelId;
+use ripieno_base::{BlockId, ModelId};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The models attached to one lane, and the request states on its device.
 pub(crate) struct Worker {
     models: HashMap<ModelId, Result<Attached, ExecError>>,
     slots: WalkSlots,
     account: Arc<DeviceCounters>,
+    /// See [`MIN_GATHER`](crate::run::gatherer::MIN_GATHER).
+    min_gather: Duration,
     /// Time of the next look for memory to give back; `None` if there is none.
     release_at: Option<Instant>,
     /// Whether a sampled row of a model may wait for its comparison.
     has_samples: bool,
+    /// A model of which tasks are to be prepared while another one runs from now on, or no longer
+    /// if it is `None`.
+    ahead_change: Option<(ModelId, Option<LaneModel>)>,
 }
 
 impl Worker {
-    pub(crate) fn new(account: Arc<DeviceCounters>, slots: WalkSlots) -> Worker {
-        Worker { models: HashMap::new(), slots, account, release_at: None, has_samples: false }
+    pub(crate) fn new(account: Arc<DeviceCounters>, slots: WalkSlots, min_gather: Duration) -> Worker {
+        Worker {
+            models: HashMap::new(),
+            slots,
+            account,
+            min_gather,
+            release_at: None,
+            has_samples: false,
+            ahead_change: None,
+        }
     }
 
     pub(crate) fn attach(&mut self, id: ModelId, attachment: u64, model: Result<ReadyModel, ExecError>) {
@@ -82,14 +96,20 @@ impl Worker {
         self.has_samples
     }
 
+    /// Takes a change of whether tasks of a model are prepared while another one runs.
+    pub(crate) fn take_ahead_change(&mut self) -> Option<(ModelId, Option<LaneModel>)> {
+        self.ahead_change.take()
+    }
+
     /// Runs a task, and notes when the memory that it used is to be given back.
     pub(crate) fn execute(
         &mut self,
         task: &Task,
+        prepared: Option<Box<PreparedTask>>,
         ready: Instant,
         stopped: &dyn Fn() -> bool,
     ) -> Result<CompletedTask, ExecError> {
-        let done = self.run_task(task, ready, stopped);
+        let done = self.run_task(task, prepared, ready, stopped);
         self.note_end(task.model);
         done
     }
@@ -149,6 +169,7 @@ impl Worker {
     fn run_task(
         &mut self,
         task: &Task,
+        prepared: Option<Box<PreparedTask>>,
         ready: Instant,
         stopped: &dyn Fn() -> bool,
     ) -> Result<CompletedTask, ExecError> {
@@ -170,8 +191,15 @@ impl Worker {
             let (runner, mut buffers) = (&mut attached.ready.runner, attached.model.buffers.take(block));
             return cells::execute(&plan, &cells, runner, buffers.set_mut(), task, &terms, &self.account);
         }
-        let prepared = prepare(&attached.model, task, &self.slots)?;
-        let ran = prepared.run(task, TaskRun { attached, account: &self.account, ready, stopped: &stopped })?;
+        let prepared = prepared.and_then(|prepared| prepared.resumed(attached.model.attachment));
+        let prepared = prepared.map_or_else(|| prepare(&attached.model, task, &self.slots), Ok)?;
+        let ran = prepared
+            .run(task, TaskRun { attached, slots: &self.slots, account: &self.account, ready, stopped: &stopped })?;
+        let change =
+            if task.block == BlockId(0) { attached.note_gather(ran.gather_ns(), self.min_gather) } else { None };
+        if let Some(pays) = change {
+            self.ahead_change = Some((task.model, pays.then(|| attached.model.clone())));
+        }
         ran.finish(task, &self.slots, &self.account)
     }
 }

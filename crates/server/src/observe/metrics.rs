@@ -18,7 +18,9 @@ use crate::state::ServerState;
 use ripieno_executor::PhaseTimes;
 use ripieno_report::{Reading, ScalingRule};
 use ripieno_repository::registry::ServedEntry;
-use ripieno_runtime::{BatchFindings, DeviceState, Ending, EngineProcesses, ModelSnapshot, SchedulerSnapshot};
+use ripieno_runtime::{
+    BatchFindings, DeviceSnapshot, DeviceState, Ending, EngineProcesses, ModelSnapshot, SchedulerSnapshot,
+};
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
@@ -317,24 +319,27 @@ fn devices(text: &mut MetricsText, state: &ServerState) {
         let busy = numbers.busy_ns as f64 / 1e9;
         text.sample("ripieno_device_busy_seconds_total", &format!("device=\"{device}\""), busy);
     }
-    text.family("ripieno_device_batches_total", "counter", "Batches executed.");
-    for numbers in &devices {
-        let device = numbers.id;
-        text.sample("ripieno_device_batches_total", &format!("device=\"{device}\""), numbers.batches);
+    let counted: [(&str, &str, fn(&DeviceSnapshot) -> u64); 4] = [
+        ("ripieno_device_batches_total", "Batches executed.", |of| of.batches),
+        ("ripieno_rows_gathered_total", "Rows copied to make batches contiguous, once for each tensor.", |of| {
+            of.rows_gathered
+        }),
+        (
+            "ripieno_tasks_without_copy_total",
+            "Batches that took the state of their requests from where it lay.",
+            |of| of.tasks_without_copy,
+        ),
+        (
+            "ripieno_tasks_gathered_ahead_total",
+            "Batches that were gathered while another one computed on their lane.",
+            |of| of.tasks_gathered_ahead,
+        ),
+    ];
+    for (name, help, of) in counted {
+        text.family(name, "counter", help);
+        devices.iter().for_each(|numbers| text.sample(name, &format!("device=\"{}\"", numbers.id), of(numbers)));
     }
-    let help = "Rows copied to make batches contiguous, once for each tensor.";
-    text.family("ripieno_rows_gathered_total", "counter", help);
-    for numbers in &devices {
-        let device = numbers.id;
-        text.sample("ripieno_rows_gathered_total", &format!("device=\"{device}\""), numbers.rows_gathered);
-    }
-    let help = "Batches that took the state of their requests from where it lay.";
-    text.family("ripieno_tasks_without_copy_total", "counter", help);
-    for numbers in &devices {
-        let device = numbers.id;
-        text.sample("ripieno_tasks_without_copy_total", &format!("device=\"{device}\""), numbers.tasks_without_copy);
-    }
-    let help = "Time of a device's thread by what it did for its batches: gather, compute, scatter.";
+    let help = "Time of a device by what it did for its batches: gather, compute, scatter.";
     text.family("ripieno_device_seconds_total", "counter", help);
     for numbers in &devices {
         let device = numbers.id;

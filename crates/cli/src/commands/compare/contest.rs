@@ -101,6 +101,7 @@ pub(super) struct TurnOutcome {
     pub(super) padding_fraction: f64,
     pub(super) rows_gathered_per_row: f64,
     pub(super) tasks_without_copy_fraction: f64,
+    pub(super) tasks_gathered_ahead_fraction: f64,
     pub(super) task: PerTask,
     pub(super) predictions: Option<Predictions>,
 }
@@ -185,6 +186,7 @@ struct Counters {
     busy_ns: u64,
     gathered: u64,
     without_copy: u64,
+    gathered_ahead: u64,
     scheduling_ns: u64,
     gather_ns: u64,
     scatter_ns: u64,
@@ -296,6 +298,7 @@ impl LoadedContestant {
                 / ((after.executed - before.executed) as f64).max(1.0),
             rows_gathered_per_row: (after.gathered - before.gathered) as f64 / rows.max(1.0),
             tasks_without_copy_fraction: (after.without_copy - before.without_copy) as f64 / tasks.max(1.0),
+            tasks_gathered_ahead_fraction: (after.gathered_ahead - before.gathered_ahead) as f64 / tasks.max(1.0),
             task: PerTask::between(&before, &after),
             predictions: Predictions::between(&before.predictions, &after.predictions),
         })
@@ -353,6 +356,7 @@ impl LoadedContestant {
             busy_ns: devices.iter().map(|device| device.busy_ns).sum(),
             gathered: devices.iter().map(|device| device.rows_gathered).sum(),
             without_copy: devices.iter().map(|device| device.tasks_without_copy).sum(),
+            gathered_ahead: devices.iter().map(|device| device.tasks_gathered_ahead).sum(),
             scheduling_ns: self.engine.scheduler_metrics().busy_ns,
             gather_ns: spent(|spent| spent.gather_ns),
             scatter_ns: spent(|spent| spent.scatter_ns),

@@ -112,6 +112,8 @@ pub(crate) struct CompareRow {
     padding_fraction: f64,
     rows_gathered_per_row: f64,
     tasks_without_copy_fraction: f64,
+    /// Fraction of tasks that were gathered while another one computed.
+    tasks_gathered_ahead_fraction: f64,
     /// Mean costs of a task.
     task: PerTask,
     /// Prediction errors, if the policy predicts.
@@ -212,6 +214,7 @@ fn row(policy: &str, load: TurnLoad, outcomes: &[TurnOutcome]) -> CompareRow {
         padding_fraction: median(&|outcome| outcome.padding_fraction),
         rows_gathered_per_row: median(&|outcome| outcome.rows_gathered_per_row),
         tasks_without_copy_fraction: median(&|outcome| outcome.tasks_without_copy_fraction),
+        tasks_gathered_ahead_fraction: median(&|outcome| outcome.tasks_gathered_ahead_fraction),
         task: PerTask {
             scheduling_us: median(&|outcome| outcome.task.scheduling_us),
             gather_us: median(&|outcome| outcome.task.gather_us),

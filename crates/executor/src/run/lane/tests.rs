@@ -10,11 +10,10 @@ use bytes::Bytes;
 use ripieno_base::{BlockId, LaneId, RequestSlot, TaskId};
 use ripieno_model::{DataType, TensorSpec};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
 
 /// Passes bytes through and interprets them: 1 fails, 2 panics, 3 gives a row too few; those from
 /// 100 on fail with their value.
-struct Scripted;
+pub(super) struct Scripted;
 
 impl Runner for Scripted {
     fn run(&mut self, call: &BlockCall<'_>) -> Result<Vec<BatchTensor>, ExecError> {
@@ -35,7 +34,7 @@ impl Runner for Scripted {
 
 impl crate::contract::model::EngineData for () {}
 
-fn model() -> EngineModel<()> {
+pub(super) fn model() -> EngineModel<()> {
     let spec = |name: &str| vec![TensorSpec { name: name.to_owned(), datatype: DataType::Uint8, shape: vec![-1, 1] }];
     let source = ModelSource::new("scripted", vec![BlockSource::new("first"), BlockSource::new("second")], 4);
     let io = |input, output| BlockIo {
@@ -49,7 +48,7 @@ fn model() -> EngineModel<()> {
     EngineModel { plan: Arc::new(plan), data: () }
 }
 
-fn options(prepare: Prepare) -> LaneOptions {
+pub(super) fn options(prepare: Prepare) -> LaneOptions {
     let enter: Enter = Arc::new(|body| body());
     LaneOptions {
         name: "scripted".to_owned(),
@@ -73,7 +72,7 @@ fn lane() -> (Box<dyn Device>, Receiver<TaskResult>) {
     (device, results)
 }
 
-fn task(block: u16, members: &[(u32, u8)]) -> Task {
+pub(super) fn task(block: u16, members: &[(u32, u8)]) -> Task {
     let member = |&(slot, byte): &(u32, u8)| {
         let data = Bytes::from(vec![byte]);
         let tensor = Tensor { name: "x".into(), datatype: DataType::Uint8, shape: vec![1, 1], data };

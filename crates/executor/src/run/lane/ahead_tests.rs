@@ -1,0 +1,312 @@
+//! Tests of tasks that are gathered while another one runs.
+
+use super::tests::{Scripted, model, options, task};
+use super::*;
+use crate::contract::model::EngineModel;
+use crate::run::rows::BatchTensor;
+use crate::run::runner::{BlockCall, Runner};
+use crate::{MemberProgress, TaskMember};
+use ripieno_base::{LaneId, Lcg, RequestSlot};
+use std::collections::{HashMap, VecDeque};
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Sends the bytes of each batch, and waits for permission to run it.
+struct Gated {
+    begun: Sender<Vec<u8>>,
+    permission: crossed::Receiver,
+}
+
+/// A receiver that the runners of several attachments share.
+mod crossed {
+    pub(super) type Receiver = std::sync::Arc<parking_lot::Mutex<std::sync::mpsc::Receiver<()>>>;
+}
+
+impl Runner for Gated {
+    fn run(&mut self, call: &BlockCall<'_>) -> Result<Vec<BatchTensor>, ExecError> {
+        self.begun.send(call.inputs[0].data.to_vec()).unwrap();
+        self.permission.lock().recv_timeout(PATIENCE).unwrap();
+        Scripted.run(call)
+    }
+}
+
+/// A device of one lane that gathers every first block ahead once its model has run.
+struct GatedDevice {
+    device: Box<dyn Device>,
+    begun: Receiver<Vec<u8>>,
+    permit: Sender<()>,
+    results: Receiver<TaskResult>,
+}
+
+impl GatedDevice {
+    /// Opens the device, and runs a task on it.
+    fn new(depth: usize) -> GatedDevice {
+        let ((begin, begun), (permit, permission)) = (channel(), channel());
+        let permission = Arc::new(parking_lot::Mutex::new(permission));
+        let prepare: Prepare = Box::new(move |loaded, _| {
+            let plan = Arc::clone(&EngineModel::<()>::of(loaded, "scripted")?.plan);
+            let runner = Gated { begun: begin.clone(), permission: Arc::clone(&permission) };
+            Ok(ReadyModel::new(plan, Box::new(runner)))
+        });
+        let (sender, results) = channel();
+        let options = LaneOptions { depth, ..options(prepare) };
+        let sink: Sink = Arc::new(move |result| drop(sender.send(result)));
+        let device = LaneDevice::open_with(options, Duration::ZERO, sink).unwrap();
+        device.attach(ModelId(0), Arc::new(model()));
+        let gated = GatedDevice { device, begun, permit, results };
+        gated.submit(90, task(0, &[(90, 90)]));
+        gated.run(&[90]);
+        assert!(gated.result(90).is_ok());
+        gated
+    }
+
+    fn submit(&self, id: u32, task: Task) {
+        self.device.submit(Task { id: TaskId(id), ..task }).unwrap();
+    }
+
+    /// Waits until a batch of these bytes has begun.
+    fn begins(&self, bytes: &[u8]) {
+        assert_eq!(self.begun.recv_timeout(PATIENCE).unwrap(), bytes);
+    }
+
+    /// Waits until a batch of these bytes has begun, and lets it run.
+    fn run(&self, bytes: &[u8]) {
+        self.begins(bytes);
+        self.permit.send(()).unwrap();
+    }
+
+    fn result(&self, id: u32) -> Result<Vec<MemberProgress>, ExecError> {
+        let result = self.results.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(result.id, TaskId(id));
+        result.outcome
+    }
+
+    fn waits_for_gathered(&self, tasks: u64) {
+        let until = Instant::now() + PATIENCE;
+        while self.device.tasks_gathered_ahead() < tasks {
+            assert!(Instant::now() < until, "no task was gathered while another one ran");
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// The result of the only member of a task: its bytes, or `None` if it goes on.
+fn only(outcome: Result<Vec<MemberProgress>, ExecError>) -> Option<Vec<u8>> {
+    let [progress] = &outcome.unwrap()[..] else { panic!("there is one member") };
+    assert!(progress.failed.is_none(), "{progress:?}");
+    progress.ended.then(|| progress.outputs[0].data.to_vec())
+}
+
+#[test]
+fn the_next_batch_is_gathered_while_one_computes() {
+    let gated = GatedDevice::new(2);
+    for round in 0..3 {
+        gated.submit(0, task(0, &[(0, 10), (1, 11)]));
+        gated.begins(&[10, 11]);
+        gated.submit(1, task(0, &[(2, 12), (3, 13)]));
+        gated.waits_for_gathered(round + 1);
+        gated.permit.send(()).unwrap();
+        assert_eq!(gated.result(0).unwrap().len(), 2);
+        gated.run(&[12, 13]);
+        assert_eq!(gated.result(1).unwrap().len(), 2);
+    }
+    // Without another task nothing is left to be gathered meanwhile.
+    gated.submit(0, task(0, &[(4, 14)]));
+    gated.run(&[14]);
+    assert_eq!((only(gated.result(0)), gated.device.tasks_gathered_ahead()), (None, 3));
+}
+
+#[test]
+fn a_later_block_behind_its_first_one_finds_the_state() {
+    let gated = GatedDevice::new(3);
+    gated.submit(0, task(0, &[(0, 10)]));
+    gated.begins(&[10]);
+    gated.submit(1, task(1, &[(0, 0)]));
+    gated.submit(2, task(0, &[(0, 12)]));
+    gated.permit.send(()).unwrap();
+    assert_eq!(only(gated.result(0)), None);
+    gated.begins(&[10]);
+    // The slot's next request is gathered while the last block of the one before runs.
+    gated.waits_for_gathered(1);
+    gated.submit(3, task(1, &[(0, 0)]));
+    gated.permit.send(()).unwrap();
+    assert_eq!(only(gated.result(1)), Some(vec![10]));
+    gated.run(&[12]);
+    assert_eq!(only(gated.result(2)), None);
+    gated.run(&[12]);
+    assert_eq!(only(gated.result(3)), Some(vec![12]));
+}
+
+#[test]
+fn a_request_that_fails_leaves_no_state_of_the_slot_behind() {
+    let gated = GatedDevice::new(2);
+    gated.submit(0, task(0, &[(0, 10)]));
+    gated.begins(&[10]);
+    gated.submit(1, task(0, &[(0, 100)]));
+    gated.waits_for_gathered(1);
+    gated.permit.send(()).unwrap();
+    assert_eq!(only(gated.result(0)), None);
+    gated.run(&[100]);
+    assert!(gated.result(1).unwrap_err().0.contains("100 is beyond the table"));
+    gated.submit(2, task(1, &[(0, 0)]));
+    assert!(gated.result(2).unwrap_err().0.contains("holds no state"));
+}
+
+#[test]
+fn a_gathered_task_that_is_cancelled_never_begins() {
+    let gated = GatedDevice::new(3);
+    gated.submit(0, task(0, &[(0, 10)]));
+    gated.begins(&[10]);
+    gated.submit(1, task(0, &[(1, 11)]));
+    gated.waits_for_gathered(1);
+    gated.device.cancel(TaskId(1));
+    gated.submit(2, task(0, &[(1, 12)]));
+    gated.permit.send(()).unwrap();
+    assert_eq!(only(gated.result(0)), None);
+    assert!(gated.result(1).unwrap_err().0.contains("cancelled"));
+    gated.run(&[12]);
+    assert_eq!(only(gated.result(2)), None);
+}
+
+#[test]
+fn a_bad_request_in_a_gathered_batch_fails_alone() {
+    let gated = GatedDevice::new(2);
+    gated.submit(0, task(0, &[(0, 10)]));
+    gated.begins(&[10]);
+    gated.submit(1, task(0, &[(1, 11), (2, 100), (3, 13)]));
+    gated.waits_for_gathered(1);
+    gated.permit.send(()).unwrap();
+    assert_eq!(only(gated.result(0)), None);
+    for part in [&[11, 100, 13][..], &[11], &[100, 13], &[100], &[13]] {
+        gated.run(part);
+    }
+    let failed: Vec<bool> = gated.result(1).unwrap().iter().map(|progress| progress.failed.is_some()).collect();
+    assert_eq!(failed, [false, true, false]);
+}
+
+#[test]
+fn models_come_and_go_in_order_beside_gathered_tasks() {
+    let gated = GatedDevice::new(3);
+    gated.submit(0, task(0, &[(0, 10)]));
+    gated.begins(&[10]);
+    gated.submit(1, task(0, &[(1, 11)]));
+    gated.waits_for_gathered(1);
+    gated.device.detach(ModelId(0));
+    gated.device.attach(ModelId(0), Arc::new(model()));
+    gated.submit(2, task(1, &[(1, 0)]));
+    gated.permit.send(()).unwrap();
+    assert_eq!(only(gated.result(0)), None);
+    gated.run(&[11]);
+    assert_eq!(only(gated.result(1)), None);
+    assert!(gated.result(2).unwrap_err().0.contains("holds no state"), "the state went with the model");
+}
+
+#[test]
+fn every_accepted_task_ends_once_when_the_device_is_dropped() {
+    let GatedDevice { device, begun, permit, results } = GatedDevice::new(4);
+    let gated = GatedDevice { device, begun, permit, results };
+    (0..4).for_each(|id| gated.submit(id, task(0, &[(id, 10 + id as u8)])));
+    gated.begins(&[10]);
+    gated.waits_for_gathered(1);
+    let GatedDevice { device, begun: _begun, permit, results } = gated;
+    (0..4).for_each(|_| permit.send(()).unwrap());
+    drop(device);
+    assert_eq!(results.iter().map(|result| result.id.0).collect::<Vec<_>>(), [0, 1, 2, 3]);
+}
+
+/// The state of a slot as far as the tests know.
+#[derive(Clone, Copy, PartialEq)]
+enum SlotState {
+    Empty,
+    Holds(u8),
+    /// A task that may have begun was cancelled.
+    Open,
+}
+
+/// Checks the results of a lane, in order, against each request alone.
+struct Reference {
+    slots: HashMap<u32, SlotState>,
+}
+
+impl Reference {
+    fn check(&mut self, block: u16, members: &[(u32, u8)], outcome: Result<Vec<MemberProgress>, ExecError>) {
+        let cancelled = outcome.as_ref().is_err_and(|cause| cause.0.contains("cancelled"));
+        let failure = outcome.as_ref().err().cloned();
+        for (at, &(slot, byte)) in members.iter().enumerate() {
+            let known = self.slots.entry(slot).or_insert(SlotState::Empty);
+            if cancelled {
+                *known = if block == 0 { SlotState::Open } else { *known };
+                continue;
+            }
+            let progress = outcome.as_ref().ok().map(|all| &all[at]);
+            let failed = progress.map_or(failure.clone(), |progress| progress.failed.clone());
+            let held = if block == 0 { SlotState::Holds(byte) } else { *known };
+            match (held, failed) {
+                (SlotState::Holds(byte), Some(cause)) => {
+                    assert_eq!((block, cause.0), (0, format!("{byte} is beyond the table")));
+                    *known = SlotState::Empty;
+                }
+                (SlotState::Holds(byte), None) => {
+                    assert!(byte < 100);
+                    let answer = progress.filter(|progress| progress.ended).map(|all| all.outputs[0].data.to_vec());
+                    assert_eq!(answer, (block == 1).then(|| vec![byte]));
+                    *known = if block == 0 { held } else { SlotState::Empty };
+                }
+                (SlotState::Empty, failed) => assert!(failed.unwrap().0.contains("holds no state")),
+                (SlotState::Open, _) => *known = SlotState::Empty,
+            }
+        }
+    }
+}
+
+#[test]
+fn random_tasks_with_cancels_answer_as_each_alone() {
+    for (seed, min_gather) in (0..12).map(|seed| (seed, if seed % 3 == 0 { MIN_GATHER } else { Duration::ZERO })) {
+        let prepare: Prepare = Box::new(|loaded, _| {
+            let plan = Arc::clone(&EngineModel::<()>::of(loaded, "scripted")?.plan);
+            Ok(ReadyModel::new(plan, Box::new(Scripted)))
+        });
+        let (sender, results) = channel();
+        let options = LaneOptions { depth: 4, aborts: vec![Arc::default(), Arc::default()], ..options(prepare) };
+        let sink = move |result| drop(sender.send(result));
+        let device = LaneDevice::open_with(options, min_gather, Arc::new(sink)).unwrap();
+        device.attach(ModelId(0), Arc::new(model()));
+        run_random_tasks(&*device, &results, &mut Lcg::new(seed));
+    }
+}
+
+/// Runs tasks of random members on both lanes. The slots of the lanes are apart.
+fn run_random_tasks(device: &dyn Device, results: &Receiver<TaskResult>, rng: &mut Lcg) {
+    type SentTask = (TaskId, u16, Vec<(u32, u8)>);
+    let mut sent: [VecDeque<SentTask>; 2] = Default::default();
+    let mut references = [0, 1].map(|_| Reference { slots: HashMap::new() });
+    let mut left = 600;
+    while left > 0 || sent.iter().any(|lane| !lane.is_empty()) {
+        let lane = rng.below(2) as usize;
+        if left > 0 && sent[lane].len() < 4 {
+            left -= 1;
+            let block = u16::from(rng.below(2) == 0);
+            let first = 8 * lane as u32 + rng.below(4) as u32;
+            let byte = |rng: &mut Lcg| if rng.below(12) == 0 { 100 + rng.below(99) } else { 10 + rng.below(90) } as u8;
+            let members: Vec<(u32, u8)> = (0..1 + rng.below(4) as u32).map(|at| (first + at, byte(rng))).collect();
+            let id = TaskId(left);
+            let of_lane = Task { id, lane: LaneId(lane as u16), ..task(block, &members) };
+            sent[lane].push_back((id, block, members));
+            device.submit(of_lane).unwrap();
+            if rng.below(8) == 0 {
+                device.cancel(sent[lane][rng.below(sent[lane].len() as u64) as usize].0);
+            }
+            continue;
+        }
+        let TaskResult { id, outcome, .. } = results.recv_timeout(PATIENCE).unwrap();
+        let lane = sent.iter().position(|lane| lane.front().is_some_and(|(first, ..)| *first == id));
+        let lane = lane.expect("the tasks of a lane end in order, and once");
+        let (_, block, members) = sent[lane].pop_front().unwrap();
+        references[lane].check(block, &members, outcome);
+    }
+    assert!(results.try_recv().is_err(), "each task ends once");
+    let slots = (0..4).map(|slot| TaskMember::new(RequestSlot(slot), 1, None));
+    assert!(device.submit(Task { members: slots.collect(), ..task(1, &[(0, 0)]) }).is_ok());
+    assert!(results.recv_timeout(PATIENCE).is_ok());
+}
