@@ -6,8 +6,9 @@
 1. equality   every demo and test model answers as on the processor
 2. latency    of a ResNet-50 and a BERT-base of random weights, by batch size
 3. goodput    within an SLO: the default policy, eager, and timeout with several windows
-4. gaps       how much of a batch ONNX Runtime spends outside of its operators
-5. cells      walks as on the processor; an LSTM of 1,024: a step, sequences/s, latencies. Needs no ONNX Runtime: --only cells
+4. overlap    rows a second at saturation beside ONNX Runtime in a loop: the next batch is gathered while one computes
+5. gaps       how much of a batch ONNX Runtime spends outside of its operators
+6. cells      walks as on the processor; an LSTM of 1,024: a step, sequences/s, latencies. Needs no ONNX Runtime: --only cells
 
 Prints tables and writes one JSON file. Exit code 1 if an answer differs, a model fails, or a part could not run.
 """
@@ -26,7 +27,7 @@ import time
 
 import bundle
 
-SECTIONS = ["equality", "latency", "goodput", "gaps", "cells"]
+SECTIONS = ["equality", "latency", "goodput", "overlap", "gaps", "cells"]
 # Those that need no models of random weights.
 ALONE = {"equality", "cells"}
 
@@ -92,7 +93,7 @@ def run_sections(check, wanted):
     for name in order:
         began = time.monotonic()
         needs = [] if name in ALONE else [models, largest]
-        needs += [found["latency"]] if name == "goodput" else []
+        needs += [found["latency"]] if name in {"goodput", "overlap"} else []
         try:
             rows = cells.cells(check) if name == "cells" else getattr(sections, name)(check, *needs)
         except Exception as cause:

@@ -228,6 +228,35 @@ def search(check, server, policy, name, slo, rate):
     }  # fmt: skip
 
 
+def overlap(check, built, largest, profiled):
+    """Rows a second of the largest batches in the server, beside the library alone in a loop."""
+    rows = []
+    for name in built:
+        alone = [row for row in profiled if row.get("model") == name and row.get("onnxruntime_ms")]
+        late = check.missing(30) or ("" if alone else "the latencies of this model are missing")
+        try:
+            rows.append({"model": name, "error": late} if late else overlapped(check, name, largest, alone[-1]))
+        except (RuntimeError, subprocess.TimeoutExpired) as cause:
+            rows.append({"model": name, "error": " ".join(str(cause).split())})
+    return rows
+
+
+def overlapped(check, name, largest, alone):
+    """One model: enough requests that the next batch always waits. Its own SLO lets batches be full."""
+    seconds, rounds = (0.5, 1) if check.quick else (4.0, 3)
+    found = check.ripieno(
+        "compare", "--live", check.folder / "built", "--model", name, "--policy", "unified,slo_ms=2000",
+        "--outstanding", 4 * largest, "--seconds", seconds, "--rounds", rounds, *check.flags(check.device),
+    )["results"][0]  # fmt: skip
+    library, task = 1e3 * alone["rows"] / alone["onnxruntime_ms"], found["task"]
+    return {
+        "model": name, "rows_per_task": found["rows_per_task"], "rows_per_s": found["answered_rps"],
+        "library_rows_per_s": library, "of_library": found["answered_rps"] / library,
+        "gather_ms": task["gather_us"] / 1e3, "compute_ms": task["compute_us"] / 1e3,
+        "gathered_ahead": found["tasks_gathered_ahead_fraction"], "error": "",
+    }  # fmt: skip
+
+
 def gaps(check, built, largest):
     """How much of a batch ONNX Runtime spends outside of its operators."""
     import site_library

@@ -25,13 +25,14 @@ def test_a_quick_run_fills_every_table(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(file.read_text())
     parts = found["sections"]
-    assert list(parts) == ["equality", "latency", "goodput", "gaps", "cells"] and found["errors"] == 0
+    assert list(parts) == ["equality", "latency", "goodput", "overlap", "gaps", "cells"] and found["errors"] == 0
     assert len(parts["equality"]) == 6 and all(row["equal"] for row in parts["equality"])
     sizes = [row["rows"] for row in parts["latency"] if row["model"] == "resnet-small"]
     assert sizes == [1, 2, 4, 8] and all(row["ms"] > 0 and row["onnxruntime_ms"] > 0 for row in parts["latency"])
     assert [row["policy"] for row in parts["goodput"]] == ["default", "eager", "timeout 0.2 SLO"]
     # On a slow machine no rate may be good: then it is 0, with no percentiles.
     assert all(row["error"] == "" and (row["goodput_rps"] > 0) == (row["p99_ms"] is not None) for row in parts["goodput"])
+    assert all(row["rows_per_s"] > 0 and 0 <= row["gathered_ahead"] <= 1 for row in parts["overlap"])
     assert all(0 < row["operators_ms"] <= row["run_ms"] for row in parts["gaps"])
     walks = [row for row in parts["cells"] if row["part"] == "equality"]
     assert len(walks) == 3 and all(row["equal"] for row in walks)

@@ -9,7 +9,7 @@ use ripieno_policies::{build_shards, find};
 use ripieno_repository::registry::ModelRegistry;
 use ripieno_repository::{LiveRepository, LoadTarget, MeasureProgress, ModelControl};
 use ripieno_runtime::{Engine, EngineConfig, FlightConfig, Recording};
-use ripieno_sched::{Options, Setup};
+use ripieno_sched::{DATA_US, Needs, Options, Setup};
 use ripieno_server::{Addresses, BuildInfo, Server, ServerConfig};
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -104,7 +104,11 @@ impl Service {
         if most < devices {
             bail!("--max-devices {most} is below --devices {devices}");
         }
-        let limits = policy.needs(&self.options).served(most, self.max_live);
+        let needs = policy.needs(&self.options);
+        // While one batch computes on a GPU, the next one is gathered.
+        let ahead = policy.has(DATA_US.name) && !target.engine.resources().1.is_empty();
+        let depth = needs.depth.max(if ahead { 2 } else { 1 });
+        let limits = Needs { depth, ..needs }.served(most, self.max_live);
         let setup = Setup { models: Vec::new(), devices, limits };
         let scheduler = build_shards(&self.policy, &setup, &self.options, self.shards)?;
         let mut config = EngineConfig::new(scheduler, setup, vec![target.engine.clone(); devices]);

@@ -9,7 +9,6 @@
 
 mod backend;
 mod credentials;
-mod delays;
 mod description;
 mod frontend;
 pub mod handover;
@@ -19,11 +18,11 @@ pub mod plane;
 mod scheduler;
 
 pub use backend::{Backend, BackendModel, BackendModels, DeviceUsage, ModelCalls, OnOrder, PlannedModels, StopSignal};
-pub use delays::DelayPercentiles;
 pub use description::{ModelDescription, TensorDescription};
 pub use frontend::{Frontend, FrontendConfig, OnModels};
 pub use offer::{OfferedModel, encode_offers};
 pub use placement::{MAX_SUB_CLUSTERS, PlacementPlan, PlannedSubCluster};
+pub use ripieno_runtime::DelayPercentiles;
 pub use scheduler::{
     BackendDelays, BackendHolding, ClusterScheduler, InitialPlan, OnServing, SchedulerConfig, ServedCluster,
     StartEngine, StartedEngine,

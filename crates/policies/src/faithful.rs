@@ -31,7 +31,10 @@ impl SchedulerLayer for Faithful {
 
     fn on_control(&mut self, now: Time, control: Control) {
         match control {
-            Control::ProfileReplaced { .. } | Control::DeviceSlowed { .. } | Control::NetworkDelayed(_) => {}
+            Control::ProfileReplaced { .. }
+            | Control::DeviceSlowed { .. }
+            | Control::NetworkDelayed(_)
+            | Control::GatherMeasured(..) => {}
             control => self.policy.on_control(now, control),
         }
     }

@@ -39,6 +39,7 @@ pub use devices::hang_detector::HangBound;
 pub use devices::{DeviceRefused, DeviceState};
 pub use engine::{Engine, EngineConfig, ModelRefused, Recording, StartError, Ticket};
 pub use event_loop::wakeup::{WakeupLateness, measure_wakeups};
+pub use learn::delays::{DataDelay, DelayEstimate, DelayPercentiles};
 pub use learn::shapes::{OpenDims, OpenSizes};
 pub use metrics::{DeviceSnapshot, HistogramSnapshot, ModelMetrics, ModelSnapshot, SchedulerSnapshot, TallySnapshot};
 pub use record::flight::{

@@ -270,7 +270,8 @@ impl SchedulerSession {
             took_ns,
             // At least 1, so that it counts as run.
             held_ns: nanos(held.until(result.started)).max(1),
-            fetched_ns: held.fetched.map_or(0, |fetched| nanos(held.until(fetched))),
+            // Both may happen while another batch computes.
+            fetched_ns: held.fetched.map_or(0, |fetched| nanos(held.until(fetched) + result.gathered)),
             reruns: result.rerun.as_ref().map_or(0, |again| again.runs),
             lost: result.lost.map(|Loss { retry_after, inside }| (nanos(retry_after), inside)),
             members: match &result.outcome {

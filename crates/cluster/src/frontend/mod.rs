@@ -14,7 +14,6 @@ mod steps;
 mod table;
 mod way;
 
-use crate::delays::DelayPercentiles;
 use crate::description::ModelDescription;
 use crate::plane::{Listener, Message, PeerLink, RequestHeader, Transport, graph_fits};
 use crate::random_id;
@@ -22,7 +21,7 @@ use calls::FrontendCalls;
 use models::FrontendModels;
 use parking_lot::{Condvar, Mutex, RwLock};
 use ripieno_base::ModelId;
-use ripieno_runtime::{Failure, Job, ModelSnapshot};
+use ripieno_runtime::{DelayPercentiles, Failure, Job, ModelSnapshot};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;

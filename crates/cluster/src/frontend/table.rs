@@ -14,13 +14,12 @@
 use super::counters::LiveGuard;
 use super::steps::StepReceiver;
 use super::way;
-use crate::delays::{DelayEstimate, DelayPercentiles};
 use crate::handover::{Epoch, Following, HeartbeatSender, ProcessId};
 use crate::plane::{PeerLink, RequestHeader};
 use ripieno_base::Nanos;
 use ripieno_executor::Tensor;
 use ripieno_model::Graph;
-use ripieno_runtime::{Ending, Failure, JobOutput, JobResult, check_joinable, join};
+use ripieno_runtime::{DelayEstimate, DelayPercentiles, Ending, Failure, JobOutput, JobResult, check_joinable, join};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

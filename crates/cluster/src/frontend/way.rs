@@ -1,8 +1,8 @@
 //! The way of a request: the time that passes neither in the scheduler nor on a device.
 
-use crate::delays::DelayEstimate;
 use crate::plane::RequestHeader;
 use ripieno_base::Nanos;
+use ripieno_runtime::DelayEstimate;
 use ripieno_runtime::JobOutput;
 use std::time::{Duration, Instant};
 

@@ -4,7 +4,6 @@
 //! device does not hold cannot end, and a task of three members cannot end with two results.
 //! Nothing here waits for the network.
 
-use crate::delays::{DataDelay, DelayEstimate, DelayPercentiles};
 use crate::description::RemoteModel;
 use crate::offer::OfferList;
 use crate::plane::{DecodeError, MemberEnd, Message, PeerLink, RunMember, RunTask, TaskEnd};
@@ -14,7 +13,7 @@ use ripieno_executor::{
     BAD_REQUEST, Device, ExecError, Executor, LoadError, LoadedModel, Loss, MemberProgress, ModelSource, Payload,
     Rerun, Sink, Task, TaskMember, TaskResult,
 };
-use ripieno_runtime::NetworkDelay;
+use ripieno_runtime::{DataDelay, DelayEstimate, DelayPercentiles, NetworkDelay};
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -244,10 +243,9 @@ impl RemoteState {
         let delays = self.delays.lock();
         let DelayEstimates { control, inputs, .. } = &*delays;
         let message = control.quantile(permille).filter(|_| control.samples() >= MIN_SAMPLES)?;
-        let rest = inputs.base().quantile(permille).unwrap_or_default();
-        let [control, data_per_row] = [message.saturating_add(rest), inputs.per_row()]
-            .map(|delay| Nanos(i64::try_from(delay.as_nanos()).unwrap_or(i64::MAX)));
-        Some(NetworkDelay { control, data_per_row })
+        let NetworkDelay { control: rest, data_per_row } = inputs.planned(permille);
+        let message = Nanos(i64::try_from(message.as_nanos()).unwrap_or(i64::MAX));
+        Some(NetworkDelay { control: Nanos(message.0.saturating_add(rest.0)), data_per_row })
     }
 
     /// Handles a backend's report that a task has ended; `holds_next` is true if further reports
@@ -270,7 +268,16 @@ impl RemoteState {
         let cause = ExecError("its backend's log says why".to_owned());
         let again = (again > 0).then_some(Rerun { runs: again, cause });
         let lost = lost.map(|(after, inside)| Loss { retry_after: Duration::from_nanos(after), inside });
-        (self.sink)(TaskResult { id: task, outcome, rerun: again, lost, started, finished, holds_next });
+        (self.sink)(TaskResult {
+            id: task,
+            outcome,
+            rerun: again,
+            lost,
+            started,
+            finished,
+            gathered: Duration::ZERO,
+            holds_next,
+        });
         Ok(())
     }
 }

@@ -471,10 +471,13 @@ pub struct TaskResult {
     /// Set if the task failed because an engine process was missing or ended. Its members may be
     /// retried.
     pub lost: Option<Loss>,
-    /// Start of the execution.
+    /// Start of the execution. On a GPU it begins when the batch has been gathered.
     pub started: Instant,
     /// End of the execution.
     pub finished: Instant,
+    /// Time to gather the batch, if the device can do that while another one computes. Zero on a
+    /// device that computes with the cores that would gather.
+    pub gathered: Duration,
     /// Whether the lane already holds its next task, so that the sink should return quickly.
     pub holds_next: bool,
 }

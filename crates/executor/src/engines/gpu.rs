@@ -84,7 +84,7 @@ impl Executor for GpuEngine {
             (Err(cause), Err(_)) => return Err(cause.clone()),
         };
         let (prepare, place) = (own.prepare, own.place);
-        LaneDevice::open(
+        LaneDevice::open_on_gpu(
             LaneOptions {
                 prepare: Box::new(move |loaded, lane| match cells && CudaCellsEngine::has_loaded(loaded) {
                     true => cuda_cells::prepare(loaded, place),

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 /// Mean time to gather a batch of a model from which on its tasks are prepared while another one
 /// runs: about the time of waking a thread.
-pub(crate) const MIN_GATHER: Duration = Duration::from_micros(100);
+pub const MIN_GATHER: Duration = Duration::from_micros(100);
 
 /// The thread, which ends with the lane's queue.
 pub(crate) struct Gatherer(Option<JoinHandle<()>>);

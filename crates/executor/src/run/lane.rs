@@ -64,6 +64,15 @@ pub(crate) struct LaneOptions {
     pub(crate) max_concurrent: usize,
 }
 
+/// Settings of gathering.
+#[derive(Clone, Copy)]
+struct GatherOptions {
+    /// See [`MIN_GATHER`].
+    min_gather: Duration,
+    /// Whether batches compute on a GPU, so that the host's cores are free to gather the next one.
+    on_gpu: bool,
+}
+
 /// A device of one or more lanes.
 pub(crate) struct LaneDevice {
     lanes: Vec<LaneThread>,
@@ -83,24 +92,30 @@ struct LaneThread {
 }
 
 impl LaneDevice {
+    /// Opens a device that computes with the host's cores.
     pub(crate) fn open(options: LaneOptions, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
-        LaneDevice::open_with(options, MIN_GATHER, sink)
+        LaneDevice::open_with(options, GatherOptions { min_gather: MIN_GATHER, on_gpu: false }, sink)
     }
 
-    /// Opens a device that gathers batches while others run if that takes `min_gather`.
-    fn open_with(options: LaneOptions, min_gather: Duration, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
+    /// Opens a device that computes on a GPU.
+    pub(crate) fn open_on_gpu(options: LaneOptions, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
+        LaneDevice::open_with(options, GatherOptions { min_gather: MIN_GATHER, on_gpu: true }, sink)
+    }
+
+    fn open_with(options: LaneOptions, gather: GatherOptions, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
         let LaneOptions { name, depth, prepare, place, enter, aborts, max_concurrent } = options;
         let (account, slots) = (Arc::<DeviceCounters>::default(), WalkSlots::default());
         let permits = (max_concurrent < aborts.len()).then(|| Arc::new(RunPermits::new(max_concurrent)));
         let mut lanes = Vec::with_capacity(aborts.len());
         for (at, abort) in aborts.into_iter().enumerate() {
-            let worker = Worker::new(Arc::clone(&account), slots.clone(), min_gather);
+            let worker = Worker::new(Arc::clone(&account), slots.clone(), gather.min_gather);
             let name = if at == 0 { name.clone() } else { format!("{name}.{at}") };
             let body = LaneLoop {
                 name,
                 worker,
                 slots: slots.clone(),
                 account: Arc::clone(&account),
+                on_gpu: gather.on_gpu,
                 gatherer: None,
                 permits: permits.clone(),
                 sink: Arc::clone(&sink),
@@ -119,6 +134,8 @@ struct LaneLoop {
     worker: Worker,
     slots: WalkSlots,
     account: Arc<DeviceCounters>,
+    /// See [`GatherOptions::on_gpu`].
+    on_gpu: bool,
     /// The second thread, once a model needs it.
     gatherer: Option<Gatherer>,
     permits: Option<Arc<RunPermits>>,
@@ -274,8 +291,8 @@ impl LaneLoop {
             busy_until = Some(finished);
             let outcome = done.map(|CompletedTask { progress, .. }| progress);
             let lost = self.worker.lost(model).filter(|_| outcome.is_err());
-            let (rerun, holds_next) = (None, false);
-            let result = TaskResult { id, outcome, rerun, lost, started, finished, holds_next };
+            let (rerun, gathered, holds_next) = (None, Duration::ZERO, false);
+            let result = TaskResult { id, outcome, rerun, lost, started, finished, gathered, holds_next };
             *soon = self.report(queue, abort, result);
         }
         after
@@ -329,19 +346,23 @@ impl LaneLoop {
                 lost: None,
                 started,
                 finished: started,
+                gathered: Duration::ZERO,
                 holds_next: false,
             };
         }
+        let ahead = prepared.is_some();
         // The worker takes the states of requests out before it runs a task, so a panic leaves no
         // inconsistent state behind.
         let done = catch_panic(|| self.worker.execute(&task, prepared, ready, &|| abort.is_stopped(task.id)));
-        let (outcome, rerun) = match done {
-            Ok(CompletedTask { progress, rerun }) => (Ok(progress), rerun),
-            Err(cause) => (Err(cause), None),
+        let (outcome, rerun, gathered) = match done {
+            Ok(CompletedTask { progress, rerun, gathered }) => (Ok(progress), rerun, gathered),
+            Err(cause) => (Err(cause), None, Duration::ZERO),
         };
+        let gathered = if self.on_gpu { gathered } else { Duration::ZERO };
+        let started = if ahead { started } else { started + gathered };
         let lost = self.worker.lost(task.model).filter(|_| outcome.is_err());
         let finished = Instant::now();
-        TaskResult { id: task.id, outcome, rerun, lost, started, finished, holds_next: false }
+        TaskResult { id: task.id, outcome, rerun, lost, started, finished, gathered, holds_next: false }
     }
 }
 

@@ -195,11 +195,14 @@ impl Worker {
         let prepared = prepared.map_or_else(|| prepare(&attached.model, task, &self.slots), Ok)?;
         let ran = prepared
             .run(task, TaskRun { attached, slots: &self.slots, account: &self.account, ready, stopped: &stopped })?;
-        let change =
-            if task.block == BlockId(0) { attached.note_gather(ran.gather_ns(), self.min_gather) } else { None };
-        if let Some(pays) = change {
+        if task.block != BlockId(0) {
+            return ran.finish(task, &self.slots, &self.account);
+        }
+        let gather_ns = ran.gather_ns();
+        if let Some(pays) = attached.note_gather(gather_ns, self.min_gather) {
             self.ahead_change = Some((task.model, pays.then(|| attached.model.clone())));
         }
-        ran.finish(task, &self.slots, &self.account)
+        let done = ran.finish(task, &self.slots, &self.account)?;
+        Ok(CompletedTask { gathered: Duration::from_nanos(gather_ns), ..done })
     }
 }

@@ -240,7 +240,7 @@ impl Scheduler for DelayBatch {
                 self.tables.models.replace_profile(model, block, profile);
             }
             Control::Cancelled(slot) => self.tables.fifo.cancel(slot),
-            Control::NetworkDelayed(_) => {}
+            Control::NetworkDelayed(_) | Control::GatherMeasured(..) => {}
         }
     }
 

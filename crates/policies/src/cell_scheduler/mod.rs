@@ -123,7 +123,7 @@ impl<C: Choose> Scheduler for CellScheduler<C> {
             Control::ModelUnloaded(id) => self.cells.retire(id),
             Control::ProfileReplaced { model, block, profile } => self.cells.replace_profile(model, block, profile),
             Control::Cancelled(slot) => self.cells.withdraw(slot, ripieno_sched::Why::Cancelled),
-            Control::NetworkDelayed(_) => {}
+            Control::NetworkDelayed(_) | Control::GatherMeasured(..) => {}
         }
     }
 

@@ -303,7 +303,7 @@ impl Scheduler for DvaBatch {
                 }
             }
             // The rules compare costs on one device, whatever its speed.
-            Control::DeviceSlowed { .. } | Control::NetworkDelayed(_) => {}
+            Control::DeviceSlowed { .. } | Control::NetworkDelayed(_) | Control::GatherMeasured(..) => {}
             Control::ModelLoaded(id, model) => self.load(id, *model),
             Control::ModelUnloaded(id) => {
                 while let Some(slot) = self.formed(id) {

@@ -363,7 +363,7 @@ impl Scheduler for LazyBatching {
                 fit_everywhere(self.queues.models.replace_profile(model, block, profile));
             }
             Control::Cancelled(slot) => self.queues.fifo.cancel(slot),
-            Control::NetworkDelayed(_) => {}
+            Control::NetworkDelayed(_) | Control::GatherMeasured(..) => {}
         }
     }
 

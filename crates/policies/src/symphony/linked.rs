@@ -122,7 +122,9 @@ impl Scheduler for Linked {
 
     fn on_control(&mut self, now: Time, control: Control) {
         let shard = match &control {
-            Control::ModelLoaded(id, _) | Control::ModelUnloaded(id) => self.shard_of_model(*id),
+            Control::ModelLoaded(id, _) | Control::ModelUnloaded(id) | Control::GatherMeasured(id, _) => {
+                self.shard_of_model(*id)
+            }
             Control::ProfileReplaced { model, .. } => self.shard_of_model(*model),
             Control::Cancelled(request) => usize::from(self.shard_of[request.index()]),
             Control::DeviceJoined(_)

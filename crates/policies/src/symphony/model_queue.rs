@@ -15,12 +15,12 @@ use super::grants::Window;
 use super::{Gather, Rule, StartRule};
 use ripieno_base::{Nanos, Time};
 use ripieno_model::{DropRule, Model, Profile};
-use ripieno_sched::Request;
 use ripieno_sched::estimate::cost::largest;
 use ripieno_sched::estimate::rate::RateMeter;
 use ripieno_sched::tables::models;
 use ripieno_sched::tables::queue::{Queue, QueueOrder};
 use ripieno_sched::tables::requests::Requests;
+use ripieno_sched::{NetworkDelay, Request};
 
 /// A model of a shard.
 pub(crate) type ShardModel = models::ModelEntry<ModelQueue>;
@@ -30,6 +30,8 @@ pub(crate) type ShardModel = models::ModelEntry<ModelQueue>;
 pub(crate) struct ModelQueue {
     /// The rule that forms candidates.
     pub(crate) rule: Rule,
+    /// The measured time to gather batches, which the rule's time to reach a device includes.
+    pub(super) gather: NetworkDelay,
     /// ℓ(b) of the whole walk plus the time to reach the device: from the decision to the answer,
     /// if no member leaves early.
     pub(super) profile: Profile,
@@ -56,7 +58,15 @@ impl ModelQueue {
     pub(crate) fn new(model: &Model, max_batch: usize, rule: Rule) -> ModelQueue {
         let profile = with_lead(model, &rule);
         let target = profile.largest_within(Nanos(model.slo.0 / 2)).clamp(1, max_batch);
-        ModelQueue { rule, profile, rate: RateMeter::new(), queue: Queue::default(), target, started: Time::ORIGIN }
+        ModelQueue {
+            rule,
+            gather: NetworkDelay::default(),
+            profile,
+            rate: RateMeter::new(),
+            queue: Queue::default(),
+            target,
+            started: Time::ORIGIN,
+        }
     }
 }
 

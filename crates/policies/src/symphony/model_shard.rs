@@ -162,7 +162,7 @@ impl ModelShard {
 
     fn start(&mut self, now: Time, id: TaskId, out: &mut Outbox, send: &mut impl Sender) {
         let task = self.tasks.get(id);
-        if self.holds_ahead && self.queues.is_delayed() && self.is_last(&task) {
+        if self.holds_ahead && self.queues.is_delayed(task.model) && self.is_last(&task) {
             let rows = self.queues.requests.rows(self.tasks.members(id));
             let (lead, cost) = self.queues.lead_and_cost(&task, rows);
             let number = self.granted[id.index()].expect("a task runs on what was granted");
@@ -213,6 +213,7 @@ impl Scheduler for ModelShard {
             Control::ModelUnloaded(id) => self.queues.retire_model(id, &mut self.pending),
             Control::Cancelled(request) => self.queues.cancel(request, &mut self.pending),
             Control::NetworkDelayed(measured) => self.queues.set_network(now, measured),
+            Control::GatherMeasured(model, measured) => self.queues.set_gather(now, model, measured),
         }
     }
 

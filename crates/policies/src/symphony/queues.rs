@@ -61,16 +61,30 @@ impl ShardQueues {
             if self.models.find(id).is_none() {
                 continue;
             }
-            let served = self.models.get_mut(id);
-            served.own.rule.ways.network = bounded(measured, &served.model);
-            served.refresh_profile(now);
-            self.mark(id);
+            self.refresh_network(now, id);
         }
     }
 
-    /// Returns whether a batch takes time to reach its device.
-    pub(crate) fn is_delayed(&self) -> bool {
-        !self.measured.unwrap_or(self.rules.ways.network).is_none()
+    /// Sets the measured time to gather batches of a model.
+    pub(crate) fn set_gather(&mut self, now: Time, id: ModelId, measured: NetworkDelay) {
+        self.models.get_mut(id).own.gather = measured;
+        self.refresh_network(now, id);
+    }
+
+    fn refresh_network(&mut self, now: Time, id: ModelId) {
+        let served = self.models.get_mut(id);
+        let (own, model) = (&mut served.own, &served.model);
+        own.rule.ways.network = match self.measured {
+            Some(measured) => bounded(measured.with(own.gather), model),
+            None => self.rules.ways.network.with(bounded(own.gather, model)),
+        };
+        served.refresh_profile(now);
+        self.mark(id);
+    }
+
+    /// Returns whether a batch of a model takes time to reach its device.
+    pub(crate) fn is_delayed(&self, id: ModelId) -> bool {
+        !self.models.get(id).rule.ways.network.is_none()
     }
 
     /// Unloads a model: waiting requests are rejected.

@@ -29,6 +29,7 @@ use ripieno_executor::{Loss, Rerun, Task, TaskMember, TaskResult};
 use ripieno_model::{Block, LaneTask, padded_size};
 use ripieno_sched::{CostScale, Limits, NetworkDelay, Outcome};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A scheduler's decision to start a task.
 pub(crate) struct TaskStart<'a> {
@@ -37,6 +38,8 @@ pub(crate) struct TaskStart<'a> {
     pub(crate) block: BlockId,
     /// The block's description, with the profile in use.
     pub(crate) spec: &'a Block,
+    /// The delay of gathering a batch of the model.
+    pub(crate) gather: NetworkDelay,
     pub(crate) device: DeviceId,
     /// The device's latency in percent of the profile.
     pub(crate) percent: u32,
@@ -85,6 +88,8 @@ pub(crate) struct EndedTask {
     pub(crate) lost: Option<Loss>,
     /// Start of the execution.
     pub(crate) started: Time,
+    /// Time to gather the batch beside another one; zero if the device does not do so.
+    pub(crate) gathered: Duration,
     /// Size and duration of the execution.
     pub(crate) ran: Ran,
 }
@@ -196,7 +201,7 @@ impl Dispatcher {
         let (earliest, share) = (now.max(start.not_before), spec.share(rows, length));
         self.lanes.start(now, device, lane, LaneTask { task: id, earliest, alone: latency, share });
         // Later blocks are at the device already.
-        let lead = if block == BlockId(0) { self.network.lead(rows) } else { Nanos::ZERO };
+        let lead = if block == BlockId(0) { self.network.with(start.gather).lead(rows) } else { Nanos::ZERO };
         let (kept, nodes) = self.tasks.lists(start.members, start.nodes);
         let in_flight = InFlight {
             model,
@@ -241,7 +246,7 @@ impl Dispatcher {
         result: TaskResult,
         jobs: &mut JobTable,
     ) -> Option<EndedTask> {
-        let TaskResult { id: task, outcome, rerun, lost, started, finished, holds_next: _ } = result;
+        let TaskResult { id: task, outcome, rerun, lost, started, finished, gathered, holds_next: _ } = result;
         if !self.slots.end(from) {
             return None;
         }
@@ -268,7 +273,7 @@ impl Dispatcher {
         self.tasks.recycle_nodes(nodes);
         let ran = Ran { block, rows, length, took: finished - started, alone: times.alone };
         let (expected, rerun) = (times.expected, rerun.is_some());
-        Some(EndedTask { task, outcome, members, results, model, expected, rerun, lost, started, ran })
+        Some(EndedTask { task, outcome, members, results, model, expected, rerun, lost, started, gathered, ran })
     }
 
     /// Ends a task on its lane, for the detector of hangs, the expected ends and the device's busy

@@ -5,14 +5,19 @@
 
 use crate::event_loop::model_ids::ModelIds;
 use crate::learn::capacity::ModelEntry;
+use crate::learn::delays::DataDelay;
 use crate::learn::shapes::{ShapeSource, ShapeTable};
 use crate::requests::jobs::LiveJob;
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
 use ripieno_calibration::{Calibration, Ran, Speeds};
-use ripieno_executor::Payload;
+use ripieno_executor::{MIN_GATHER, Payload};
 use ripieno_model::{Block, Extent, Model, Profile};
-use ripieno_sched::{RequestClass, Shape};
+use ripieno_sched::{NetworkDelay, RequestClass, Shape};
 use std::sync::Arc;
+use std::time::Duration;
+
+/// Number of batches after which the delay of gathering is computed anew.
+const GATHERED_BATCHES: u32 = 16;
 
 /// All models of a scheduler, by id.
 pub(crate) struct LiveModels {
@@ -36,6 +41,10 @@ pub(crate) struct LiveModel {
     /// The shapes in use, if requests differ in shape.
     shapes: Option<ShapeTable>,
     calibration: Calibration,
+    /// Times in which devices gather batches beside others that compute.
+    gathering: DataDelay,
+    /// The delay of gathering that the core plans with.
+    gather_delay: NetworkDelay,
 }
 
 /// A completed task as its model learns from it.
@@ -44,6 +53,10 @@ pub(crate) struct LearntTask {
     pub(crate) ran: Ran,
     /// Class of the requests.
     pub(crate) class: RequestClass,
+    /// Time to gather the batch beside another one; zero if the device does not do so.
+    pub(crate) gathered: Duration,
+    /// Quantile of these times that is planned with, in thousandths.
+    pub(crate) gather_permille: u32,
     /// Whether the whole task ran once and without an error.
     pub(crate) sound: bool,
     /// Lateness of the end; `None` if the end does not show how late batches are.
@@ -56,6 +69,8 @@ pub(crate) struct LearntCosts {
     pub(crate) better: Option<Profile>,
     /// Profiled duration of the task for its size of inputs; `None` while that size is unknown.
     pub(crate) cost: Option<Nanos>,
+    /// A changed delay of gathering.
+    pub(crate) gather_delay: Option<NetworkDelay>,
 }
 
 /// A part that was dropped before it ran.
@@ -75,7 +90,16 @@ impl LiveModels {
     pub(crate) fn load(&mut self, id: ModelId, entry: Arc<ModelEntry>, model: &Model) {
         let shapes = ShapeTable::new(&*entry.loaded, entry.unfolds);
         let calibration = Calibration::new(model);
-        self.models[id.index()] = Some(LiveModel { entry, live: 0, tasks: 0, leaving: false, shapes, calibration });
+        self.models[id.index()] = Some(LiveModel {
+            entry,
+            live: 0,
+            tasks: 0,
+            leaving: false,
+            shapes,
+            calibration,
+            gathering: DataDelay::default(),
+            gather_delay: NetworkDelay::default(),
+        });
     }
 
     /// Accepts no further requests for a model.
@@ -182,10 +206,10 @@ impl LiveModel {
         }
     }
 
-    /// Counts a task, and returns the block that it runs.
-    pub(crate) fn start_task(&mut self, block: BlockId) -> &Block {
+    /// Counts a task. Returns the block that it runs, and the delay of gathering its batch.
+    pub(crate) fn start_task(&mut self, block: BlockId) -> (&Block, NetworkDelay) {
         self.tasks += 1;
-        &self.calibration.model().blocks[block.index()]
+        (&self.calibration.model().blocks[block.index()], self.gather_delay)
     }
 
     pub(crate) fn end_task(&mut self) {
@@ -200,7 +224,7 @@ impl LiveModel {
     /// Learns from a task that ended on the device `from`: its lateness, its cost by size, and its
     /// profile.
     pub(crate) fn learn(&mut self, now: Time, from: DeviceId, speeds: &Speeds, task: &LearntTask) -> LearntCosts {
-        let LearntTask { ran, class, sound, late_by } = *task;
+        let LearntTask { ran, class, sound, late_by, .. } = *task;
         let cost_known = self.is_cost_known(class.shape);
         if let Some(late_by) = late_by.filter(|_| cost_known) {
             self.calibration.on_end(late_by);
@@ -216,7 +240,24 @@ impl LiveModel {
         if let Some(shapes) = self.shapes.as_mut().filter(|_| fair) {
             shapes.observe(now, class.shape, took, profiled);
         }
-        LearntCosts { better, cost: cost_known.then(|| class.cost.of(profiled)) }
+        let gather_delay = if sound { self.learn_gathering(task) } else { None };
+        LearntCosts { better, cost: cost_known.then(|| class.cost.of(profiled)), gather_delay }
+    }
+
+    /// Learns from the time to gather a batch. Returns the delay to plan with if it has changed.
+    fn learn_gathering(&mut self, task: &LearntTask) -> Option<NetworkDelay> {
+        if task.gathered.is_zero() {
+            return None;
+        }
+        self.gathering.add(task.ran.rows, task.gathered);
+        if !self.gathering.samples().is_multiple_of(GATHERED_BATCHES) {
+            return None;
+        }
+        let delay = self.gathering.planned(task.gather_permille);
+        let least = Nanos(i64::try_from(MIN_GATHER.as_nanos()).unwrap_or(i64::MAX));
+        // A device does not gather such batches beside another one.
+        let delay = if delay.lead(self.model().max_batch) < least { NetworkDelay::default() } else { delay };
+        (std::mem::replace(&mut self.gather_delay, delay) != delay).then_some(delay)
     }
 
     /// Replaces the profile that the scheduler plans with for a block.

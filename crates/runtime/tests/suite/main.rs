@@ -10,6 +10,7 @@ mod deadlines;
 mod devices;
 mod diversity;
 mod flight;
+mod gathering;
 mod idle;
 mod isolated;
 mod policies;

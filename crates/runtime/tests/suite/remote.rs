@@ -52,7 +52,16 @@ fn run(task: &Task, seen: &Sender<Rows>, does: fn(&TaskMember) -> MemberProgress
         seen.send((origin.first_row, member.rows)).unwrap();
     }
     let (now, outcome) = (Instant::now(), Ok(task.members.iter().map(does).collect()));
-    TaskResult { id: task.id, outcome, rerun: None, lost: None, started: now, finished: now, holds_next: false }
+    TaskResult {
+        id: task.id,
+        outcome,
+        rerun: None,
+        lost: None,
+        started: now,
+        finished: now,
+        gathered: std::time::Duration::ZERO,
+        holds_next: false,
+    }
 }
 
 struct FarDevice(Mutex<Sender<Task>>);

@@ -289,7 +289,10 @@ impl SchedulerLayer for Admission {
                 self.served(*model).costs.replace_profile(*block, profile.clone());
             }
             Control::Cancelled(slot) if self.entries[slot.index()].state != AdmissionState::Inside => return,
-            Control::ModelUnloaded(_) | Control::Cancelled(_) | Control::NetworkDelayed(_) => {}
+            Control::ModelUnloaded(_)
+            | Control::Cancelled(_)
+            | Control::NetworkDelayed(_)
+            | Control::GatherMeasured(..) => {}
         }
         self.policy.on_control(now, control);
     }

@@ -17,7 +17,9 @@
 //! There is room for [`VARIANTS`] of all models together. Beyond it a request joins the model's own
 //! batches, and the driver's device runs such a batch in parts: slower than necessary, never wrong.
 
-use crate::{Action, Control, CostScale, Limits, Outbox, Request, Scheduler, SchedulerLayer, Shape, TaskDone};
+use crate::{
+    Action, Control, CostScale, Limits, NetworkDelay, Outbox, Request, Scheduler, SchedulerLayer, Shape, TaskDone,
+};
 use ripieno_base::{BlockId, ModelId, Time};
 use ripieno_model::Model;
 
@@ -39,6 +41,8 @@ pub struct Shapes {
     models: Vec<Option<Box<Model>>>,
     /// The factor in force of each model itself.
     scales: Vec<CostScale>,
+    /// The measured time to gather batches of each model, if there is one.
+    gathers: Vec<Option<NetworkDelay>>,
     /// The variants.
     variants: Vec<Variant>,
     /// The id of the first variant.
@@ -123,6 +127,7 @@ impl Shapes {
         Shapes {
             policy,
             scales: vec![CostScale::PROFILED; known.len()],
+            gathers: vec![None; known.len()],
             models: known,
             variants: vec![FREE; VARIANTS],
             first: limits.models.next_multiple_of(shards) + number,
@@ -153,6 +158,9 @@ impl Shapes {
             self.variants[free] = Variant { key: Some(key), scale, ..FREE };
             self.taken += 1;
             self.policy.on_control(now, Control::ModelLoaded(self.id(free), Box::new(model)));
+            if let Some(delay) = self.gathers[key.model.index()] {
+                self.policy.on_control(now, Control::GatherMeasured(self.id(free), delay));
+            }
             Some(free)
         })
     }
@@ -274,6 +282,7 @@ impl SchedulerLayer for Shapes {
         match &control {
             Control::ModelLoaded(id, model) => {
                 (self.models[id.index()], self.scales[id.index()]) = (Some(model.clone()), CostScale::PROFILED);
+                self.gathers[id.index()] = None;
             }
             Control::ModelUnloaded(id) => {
                 self.models[id.index()] = None;
@@ -291,6 +300,12 @@ impl SchedulerLayer for Shapes {
                 }
                 let (model, block, profile) = (*model, *block, self.scales[model.index()].of_profile(profile));
                 return self.policy.on_control(now, Control::ProfileReplaced { model, block, profile });
+            }
+            Control::GatherMeasured(model, delay) => {
+                self.gathers[model.index()] = Some(*delay);
+                for variant in self.of_model(*model) {
+                    self.policy.on_control(now, Control::GatherMeasured(self.id(variant), *delay));
+                }
             }
             Control::DeviceJoined(_)
             | Control::DeviceLeft(_)

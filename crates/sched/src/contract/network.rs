@@ -43,6 +43,12 @@ impl NetworkDelay {
         self.control + self.data_per_row * rows as i64
     }
 
+    /// Returns the sum of two delays.
+    pub fn with(self, other: NetworkDelay) -> NetworkDelay {
+        let data_per_row = self.data_per_row + other.data_per_row;
+        NetworkDelay { control: self.control + other.control, data_per_row }
+    }
+
     /// Returns whether batches arrive without delay.
     pub fn is_none(&self) -> bool {
         self.lead(1) <= Nanos::ZERO

@@ -238,4 +238,8 @@ pub enum Control {
     /// Batches are expected to need this time to reach their devices from now on. A policy without
     /// options for it ignores it.
     NetworkDelayed(NetworkDelay),
+    /// Batches of the model are expected to need this time from now on to be gathered. A device
+    /// gathers its next batch while one computes. A policy without options for a [`NetworkDelay`]
+    /// ignores it.
+    GatherMeasured(ModelId, NetworkDelay),
 }

@@ -1,15 +1,16 @@
 //! Tasks that are sent ahead: the next one is at the device when the running one ends.
 //!
 //! A device in another process would otherwise be idle while the end of a task is reported, the
-//! next task is sent, and its inputs are fetched. So the next batch is formed earlier by the time
-//! that this takes for a batch of as many rows as the running one. It is the batch that would start
-//! when the device is free. If that batch would still wait for further requests then, none is sent.
+//! next task is sent, and its inputs are fetched. A GPU would be idle while inputs are gathered. So
+//! the next batch is formed earlier by the time that this takes for a batch like the running one.
+//! It is the batch that would start when the device is free. If that batch would still wait for
+//! further requests then, none is sent.
 //!
 //! A full step of cells is queued behind a short one, also on devices of this process. Waiting for
 //! the scheduler after each short step would cost a noticeable part of the capacity.
 
-use super::UnifiedScheduler;
 use super::devices::TaskInFlight;
+use super::{UnifiedEntry, UnifiedScheduler};
 use crate::Outbox;
 use ripieno_base::{DeviceId, Nanos, Time};
 
@@ -23,7 +24,8 @@ impl UnifiedScheduler {
     /// Starts tasks behind running ones.
     pub(super) fn start_ahead(&mut self, now: Time, out: &mut Outbox) {
         let has_cells = self.cells.models().any(|(_, served)| served.live > 0);
-        let has_batches = !self.network.is_none() && self.models.iter().any(|(_, of)| of.queue.any().is_some());
+        let waits = |of: &UnifiedEntry| of.queue.any().is_some() && !self.network.with(of.gather).is_none();
+        let has_batches = self.models.iter().any(|(_, of)| waits(of));
         if self.tasks_a_device < 2 || !(has_cells || has_batches) {
             return;
         }
@@ -35,7 +37,11 @@ impl UnifiedScheduler {
                     self.start_next(now, device, 1, out);
                 }
             } else if has_batches && self.ends_batch(running) && state.held.len() == 1 {
-                let from = state.free_at - self.way(device);
+                let (way, free_at) = (self.way(device), state.free_at);
+                if way <= Nanos::ZERO {
+                    continue;
+                }
+                let from = free_at - way;
                 if from <= now {
                     if self.start_next(now, device, 1, out) {
                         // The batch may leave a request at the head that is hopeless now.
@@ -65,11 +71,14 @@ impl UnifiedScheduler {
         task.cohort.is_some_and(|cohort| block(cohort) == last)
     }
 
-    /// Returns the time from a decision until the device has the batch and, once that has ended,
-    /// the scheduler hears of it.
+    /// Returns the time from a decision until the device has gathered a batch like the running one
+    /// and, once that has ended, the scheduler hears of it.
     pub(super) fn way(&self, device: DeviceId) -> Nanos {
-        let rows = |cohort| self.cohorts.get(cohort).rows;
         let running = self.devices[device].running.and_then(|running| running.cohort);
-        running.map_or(Nanos::ZERO, |cohort| self.network.lead(rows(cohort)) + self.network.control)
+        running.map_or(Nanos::ZERO, |cohort| {
+            let held = self.cohorts.get(cohort);
+            let arrives = self.network.with(self.models.get(held.model).gather);
+            arrives.lead(held.rows) + self.network.control
+        })
     }
 }

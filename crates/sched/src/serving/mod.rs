@@ -87,6 +87,8 @@ pub(super) struct UnifiedModel {
     given: GivenReasons,
     /// Waiting requests divided by length; `None` unless requests are padded.
     groups: Option<LengthGroups>,
+    /// Time that a device needs to gather a batch, beside one that computes.
+    gather: NetworkDelay,
 }
 
 struct UnifiedScheduler {
@@ -161,6 +163,7 @@ impl UnifiedScheduler {
             started: Time::ORIGIN,
             given: GivenReasons::default(),
             groups: (former == Former::Padded).then(LengthGroups::new),
+            gather: NetworkDelay::default(),
         });
         // A model offers each of its cell types, or each group of lengths, and overdue requests.
         let most = |(_, served): (ModelId, &UnifiedEntry)| match served.groups {
@@ -361,6 +364,7 @@ impl Scheduler for UnifiedScheduler {
             }
             Control::Cancelled(slot) => self.cancel(slot),
             Control::NetworkDelayed(measured) => self.network = measured,
+            Control::GatherMeasured(model, measured) => self.models.get_mut(model).own.gather = measured,
         }
     }
 

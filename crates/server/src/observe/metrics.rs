@@ -300,6 +300,9 @@ fn device_delays(text: &mut MetricsText, state: &ServerState) {
     }
 }
 
+/// Reads a counter of a device.
+type DeviceCounter = fn(&DeviceSnapshot) -> u64;
+
 fn devices(text: &mut MetricsText, state: &ServerState) {
     let devices = state.backend.devices();
     let help = "Devices that take batches, as far as this process knows; 0 without any.";
@@ -319,7 +322,7 @@ fn devices(text: &mut MetricsText, state: &ServerState) {
         let busy = numbers.busy_ns as f64 / 1e9;
         text.sample("ripieno_device_busy_seconds_total", &format!("device=\"{device}\""), busy);
     }
-    let counted: [(&str, &str, fn(&DeviceSnapshot) -> u64); 4] = [
+    let counted: [(&str, &str, DeviceCounter); 4] = [
         ("ripieno_device_batches_total", "Batches executed.", |of| of.batches),
         ("ripieno_rows_gathered_total", "Rows copied to make batches contiguous, once for each tensor.", |of| {
             of.rows_gathered

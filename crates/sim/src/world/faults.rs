@@ -30,6 +30,9 @@ pub enum Fault {
     ReplaceProfile(ModelId, BlockId, Profile),
     /// The scheduler learns that batches need this time to reach devices; they come as before.
     Delay(NetworkDelay),
+    /// The scheduler learns that batches of a loaded model need this time to be gathered; they come
+    /// as before.
+    Gather(ModelId, NetworkDelay),
 }
 
 /// A source of faults that decides during the run.
@@ -81,7 +84,9 @@ impl World<'_> {
         Some(match *fault {
             Fault::Join(device) if present(self, device) => return None,
             Fault::Leave(device) | Fault::Lose(device) if !present(self, device) => return None,
-            Fault::Unload(model) | Fault::ReplaceProfile(model, ..) if !self.loaded[model.index()] => return None,
+            Fault::Unload(id) | Fault::ReplaceProfile(id, ..) | Fault::Gather(id, _) if !self.loaded[id.index()] => {
+                return None;
+            }
             Fault::Load(model) if self.is_in_use(model) => return None,
             Fault::Join(device) => {
                 let state = &mut self.devices[device.index()];
@@ -108,14 +113,7 @@ impl World<'_> {
                 self.loaded[model.index()] = false;
                 Control::ModelUnloaded(model)
             }
-            Fault::Load(model) => {
-                self.loaded[model.index()] = true;
-                let spec = &self.models[model.index()];
-                if let Some(learning) = &mut self.learning {
-                    learning.load(model, spec);
-                }
-                Control::ModelLoaded(model, Box::new(spec.clone()))
-            }
+            Fault::Load(model) => self.load(model),
             Fault::ReplaceProfile(model, block, ref profile) => {
                 if let Some(learning) = &mut self.learning {
                     learning.replace(model, block, profile.clone());
@@ -123,7 +121,17 @@ impl World<'_> {
                 Control::ProfileReplaced { model, block, profile: profile.clone() }
             }
             Fault::Delay(delay) => Control::NetworkDelayed(delay),
+            Fault::Gather(model, delay) => Control::GatherMeasured(model, delay),
         })
+    }
+
+    fn load(&mut self, model: ModelId) -> Control {
+        self.loaded[model.index()] = true;
+        let spec = &self.models[model.index()];
+        if let Some(learning) = &mut self.learning {
+            learning.load(model, spec);
+        }
+        Control::ModelLoaded(model, Box::new(spec.clone()))
     }
 
     /// Returns whether a model is loaded, or requests or tasks of it are left.

@@ -92,7 +92,7 @@ prop_compose! {
             };
             Arrival { rows, route, class, extent: Extent { length, limit: 0 }, ..Arrival::new(micros(at), ModelId(model_id as u16), deadline) }
         }).collect();
-        let known = |fault: &Fault| !matches!(fault, Fault::Unload(model) if model.index() >= models.len());
+        let known = |fault: &Fault| !matches!(fault, Fault::Unload(model) | Fault::Gather(model, _) if model.index() >= models.len());
         let mut faults: Vec<_> =
             faults.into_iter().filter(|(_, fault)| faulty && known(fault)).map(|(at, fault)| (micros(at), fault)).collect();
         faults.sort_by_key(|&(at, _)| at);
@@ -292,7 +292,7 @@ proptest! {
     /// Clockwork without look-ahead is "eager", under any faults.
     #[test]
     fn clockwork_without_look_ahead_equals_eager(mut case in case(true)) {
-        case.faults.retain(|(_, fault)| !matches!(fault, Fault::Slow(..) | Fault::Delay(..)));
+        case.faults.retain(|(_, fault)| !matches!(fault, Fault::Slow(..) | Fault::Delay(..) | Fault::Gather(..)));
         // Clockwork knows no order of arrival.
         case.setup.models.iter_mut().for_each(|model| model.in_arrival_order = false);
         for text in ["gather=prefix", "gather=prefix drop=never device=earliest-free"] {

@@ -191,6 +191,7 @@ fn suited(event: Fault, models: &[Model]) -> Fault {
     match event {
         Fault::Unload(id) => Fault::Unload(known(id)),
         Fault::Load(id) => Fault::Load(known(id)),
+        Fault::Gather(id, delay) => Fault::Gather(known(id), delay),
         Fault::ReplaceProfile(id, block, profile) => {
             let (id, blocks) = (known(id), &models[known(id).index()].blocks);
             let block = BlockId(block.0 % blocks.len() as u16);
@@ -353,6 +354,7 @@ impl SchedulerLayer for IdsInTurn {
             Control::ProfileReplaced { model, block, profile } => {
                 Control::ProfileReplaced { model: self.id(model), block, profile }
             }
+            Control::GatherMeasured(model, delay) => Control::GatherMeasured(self.id(model), delay),
             other => other,
         };
         self.scheduler.on_control(now, control);

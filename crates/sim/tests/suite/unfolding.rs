@@ -103,7 +103,7 @@ prop_compose! {
                 }
             }
         }).collect();
-        let known = |fault: &Fault| !matches!(fault, Fault::Unload(model) if model.index() >= models.len());
+        let known = |fault: &Fault| !matches!(fault, Fault::Unload(model) | Fault::Gather(model, _) if model.index() >= models.len());
         let mut faults: Vec<_> =
             faults.into_iter().filter(|(_, fault)| known(fault)).map(|(at, fault)| (micros(at), fault)).collect();
         faults.sort_by_key(|&(at, _)| at);

@@ -221,7 +221,10 @@ impl Executor for OnnxRuntimeEngine {
     }
 
     fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
-        LaneDevice::open(self.lane_options(lanes), sink)
+        match self.gpu_key {
+            Some(_) => LaneDevice::open_on_gpu(self.lane_options(lanes), sink),
+            None => LaneDevice::open(self.lane_options(lanes), sink),
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use crate::contract::model::EngineModel;
 use crate::run::rows::BatchTensor;
 use crate::run::runner::{BlockCall, Runner};
 use crate::{MemberProgress, TaskMember};
+use parking_lot::Mutex;
 use ripieno_base::{LaneId, Lcg, RequestSlot};
 use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -15,13 +16,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Sends the bytes of each batch, and waits for permission to run it.
 struct Gated {
     begun: Sender<Vec<u8>>,
-    permission: crossed::Receiver,
+    permission: Permissions,
 }
 
 /// A receiver that the runners of several attachments share.
-mod crossed {
-    pub(super) type Receiver = std::sync::Arc<parking_lot::Mutex<std::sync::mpsc::Receiver<()>>>;
-}
+type Permissions = Arc<Mutex<Receiver<()>>>;
 
 impl Runner for Gated {
     fn run(&mut self, call: &BlockCall<'_>) -> Result<Vec<BatchTensor>, ExecError> {
@@ -42,8 +41,12 @@ struct GatedDevice {
 impl GatedDevice {
     /// Opens the device, and runs a task on it.
     fn new(depth: usize) -> GatedDevice {
+        GatedDevice::on(false, depth)
+    }
+
+    fn on(on_gpu: bool, depth: usize) -> GatedDevice {
         let ((begin, begun), (permit, permission)) = (channel(), channel());
-        let permission = Arc::new(parking_lot::Mutex::new(permission));
+        let permission = Arc::new(Mutex::new(permission));
         let prepare: Prepare = Box::new(move |loaded, _| {
             let plan = Arc::clone(&EngineModel::<()>::of(loaded, "scripted")?.plan);
             let runner = Gated { begun: begin.clone(), permission: Arc::clone(&permission) };
@@ -52,7 +55,8 @@ impl GatedDevice {
         let (sender, results) = channel();
         let options = LaneOptions { depth, ..options(prepare) };
         let sink: Sink = Arc::new(move |result| drop(sender.send(result)));
-        let device = LaneDevice::open_with(options, Duration::ZERO, sink).unwrap();
+        let device =
+            LaneDevice::open_with(options, GatherOptions { min_gather: Duration::ZERO, on_gpu }, sink).unwrap();
         device.attach(ModelId(0), Arc::new(model()));
         let gated = GatedDevice { device, begun, permit, results };
         gated.submit(90, task(0, &[(90, 90)]));
@@ -204,8 +208,7 @@ fn models_come_and_go_in_order_beside_gathered_tasks() {
 
 #[test]
 fn every_accepted_task_ends_once_when_the_device_is_dropped() {
-    let GatedDevice { device, begun, permit, results } = GatedDevice::new(4);
-    let gated = GatedDevice { device, begun, permit, results };
+    let gated = GatedDevice::new(4);
     (0..4).for_each(|id| gated.submit(id, task(0, &[(id, 10 + id as u8)])));
     gated.begins(&[10]);
     gated.waits_for_gathered(1);
@@ -213,6 +216,22 @@ fn every_accepted_task_ends_once_when_the_device_is_dropped() {
     (0..4).for_each(|_| permit.send(()).unwrap());
     drop(device);
     assert_eq!(results.iter().map(|result| result.id.0).collect::<Vec<_>>(), [0, 1, 2, 3]);
+}
+
+#[test]
+fn a_gpu_begins_when_the_batch_is_gathered_and_other_devices_before() {
+    for on_gpu in [false, true] {
+        let gated = GatedDevice::on(on_gpu, 2);
+        let accepted = Instant::now();
+        gated.submit(0, task(0, &[(0, 10), (1, 11)]));
+        gated.run(&[10, 11]);
+        let result = gated.results.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(result.gathered > Duration::ZERO, on_gpu);
+        assert!(accepted + result.gathered <= result.started && result.started <= result.finished);
+        gated.submit(1, task(1, &[(0, 0), (1, 0)]));
+        gated.run(&[10, 11]);
+        assert_eq!(gated.results.recv_timeout(PATIENCE).unwrap().gathered, Duration::ZERO, "it copies nothing");
+    }
 }
 
 /// The state of a slot as far as the tests know.
@@ -224,17 +243,33 @@ enum SlotState {
     Open,
 }
 
+/// A task that a lane holds.
+struct TriedTask {
+    id: TaskId,
+    block: u16,
+    /// Slot and byte of each member.
+    members: Vec<(u32, u8)>,
+    /// True once the device was asked to stop the task.
+    stops: bool,
+}
+
 /// Checks the results of a lane, in order, against each request alone.
 struct Reference {
     slots: HashMap<u32, SlotState>,
 }
 
 impl Reference {
-    fn check(&mut self, block: u16, members: &[(u32, u8)], outcome: Result<Vec<MemberProgress>, ExecError>) {
+    fn check(&mut self, sent: &TriedTask, outcome: Result<Vec<MemberProgress>, ExecError>) {
+        let TriedTask { block, ref members, stops, .. } = *sent;
         let cancelled = outcome.as_ref().is_err_and(|cause| cause.0.contains("cancelled"));
         let failure = outcome.as_ref().err().cloned();
         for (at, &(slot, byte)) in members.iter().enumerate() {
             let known = self.slots.entry(slot).or_insert(SlotState::Empty);
+            if stops && !cancelled && outcome.is_err() {
+                // A batch that fails while it is stopped is not run again in parts.
+                *known = SlotState::Open;
+                continue;
+            }
             if cancelled {
                 *known = if block == 0 { SlotState::Open } else { *known };
                 continue;
@@ -269,8 +304,8 @@ fn random_tasks_with_cancels_answer_as_each_alone() {
         });
         let (sender, results) = channel();
         let options = LaneOptions { depth: 4, aborts: vec![Arc::default(), Arc::default()], ..options(prepare) };
-        let sink = move |result| drop(sender.send(result));
-        let device = LaneDevice::open_with(options, min_gather, Arc::new(sink)).unwrap();
+        let (gather, sink) = (GatherOptions { min_gather, on_gpu: false }, move |result| drop(sender.send(result)));
+        let device = LaneDevice::open_with(options, gather, Arc::new(sink)).unwrap();
         device.attach(ModelId(0), Arc::new(model()));
         run_random_tasks(&*device, &results, &mut Lcg::new(seed));
     }
@@ -278,8 +313,7 @@ fn random_tasks_with_cancels_answer_as_each_alone() {
 
 /// Runs tasks of random members on both lanes. The slots of the lanes are apart.
 fn run_random_tasks(device: &dyn Device, results: &Receiver<TaskResult>, rng: &mut Lcg) {
-    type SentTask = (TaskId, u16, Vec<(u32, u8)>);
-    let mut sent: [VecDeque<SentTask>; 2] = Default::default();
+    let mut sent: [VecDeque<TriedTask>; 2] = Default::default();
     let mut references = [0, 1].map(|_| Reference { slots: HashMap::new() });
     let mut left = 600;
     while left > 0 || sent.iter().any(|lane| !lane.is_empty()) {
@@ -292,18 +326,20 @@ fn run_random_tasks(device: &dyn Device, results: &Receiver<TaskResult>, rng: &m
             let members: Vec<(u32, u8)> = (0..1 + rng.below(4) as u32).map(|at| (first + at, byte(rng))).collect();
             let id = TaskId(left);
             let of_lane = Task { id, lane: LaneId(lane as u16), ..task(block, &members) };
-            sent[lane].push_back((id, block, members));
+            sent[lane].push_back(TriedTask { id, block, members, stops: false });
             device.submit(of_lane).unwrap();
             if rng.below(8) == 0 {
-                device.cancel(sent[lane][rng.below(sent[lane].len() as u64) as usize].0);
+                let held = sent[lane].len() as u64;
+                let stopped = &mut sent[lane][rng.below(held) as usize];
+                stopped.stops = true;
+                device.cancel(stopped.id);
             }
             continue;
         }
         let TaskResult { id, outcome, .. } = results.recv_timeout(PATIENCE).unwrap();
-        let lane = sent.iter().position(|lane| lane.front().is_some_and(|(first, ..)| *first == id));
+        let lane = sent.iter().position(|lane| lane.front().is_some_and(|first| first.id == id));
         let lane = lane.expect("the tasks of a lane end in order, and once");
-        let (_, block, members) = sent[lane].pop_front().unwrap();
-        references[lane].check(block, &members, outcome);
+        references[lane].check(&sent[lane].pop_front().unwrap(), outcome);
     }
     assert!(results.try_recv().is_err(), "each task ends once");
     let slots = (0..4).map(|slot| TaskMember::new(RequestSlot(slot), 1, None));

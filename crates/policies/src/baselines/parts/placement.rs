@@ -370,7 +370,7 @@ impl<P: Placement> Scheduler for PlacementScheduler<P> {
                 self.table.pool.retire(now, id, &mut self.pending);
                 self.placement.changed();
             }
-            Control::NetworkDelayed(_) => {}
+            Control::NetworkDelayed(_) | Control::GatherMeasured(..) => {}
             Control::Cancelled(request) => {
                 if let Some(queue) = self.table.pool.cancel(now, request, &mut self.pending) {
                     self.placement.touched(queue);

@@ -21,6 +21,8 @@ pub struct RunWorld {
 struct WorldModel {
     model: Box<Model>,
     corrected: BTreeMap<BlockId, Profile>,
+    /// Measured time to gather batches, if there is one.
+    gather: Option<NetworkDelay>,
 }
 
 impl RunWorld {
@@ -34,7 +36,7 @@ impl RunWorld {
     pub fn apply(&mut self, control: &Control) {
         match control {
             Control::ModelLoaded(id, model) => {
-                let loaded = WorldModel { model: model.clone(), corrected: BTreeMap::new() };
+                let loaded = WorldModel { model: model.clone(), corrected: BTreeMap::new(), gather: None };
                 self.models.insert(*id, loaded);
             }
             Control::ModelUnloaded(id) => drop(self.models.remove(id)),
@@ -51,6 +53,11 @@ impl RunWorld {
                 }
             }
             Control::NetworkDelayed(measured) => self.network = Some(*measured),
+            Control::GatherMeasured(id, measured) => {
+                if let Some(loaded) = self.models.get_mut(id) {
+                    loaded.gather = Some(*measured);
+                }
+            }
             Control::Cancelled(_) => {}
         }
     }
@@ -97,7 +104,8 @@ impl RunWorld {
             let each = loaded.corrected.iter();
             each.map(move |(&block, profile)| Control::ProfileReplaced { model, block, profile: profile.clone() })
         });
+        let gathered = self.models.iter().filter_map(|(&id, loaded)| Some(Control::GatherMeasured(id, loaded.gather?)));
         let network = self.network.map(Control::NetworkDelayed);
-        left.chain(joined).chain(network).chain(loaded).chain(corrected).chain(slowed).collect()
+        left.chain(joined).chain(network).chain(loaded).chain(corrected).chain(gathered).chain(slowed).collect()
     }
 }

@@ -183,6 +183,7 @@ impl Worker {
             lost: None,
             started,
             finished: Instant::now(),
+            gathered: std::time::Duration::ZERO,
             holds_next: false,
         });
     }

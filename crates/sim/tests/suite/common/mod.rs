@@ -29,11 +29,17 @@ pub(crate) fn fault(devices: usize, requests: u64) -> impl Strategy<Value = Faul
         device().prop_map(Fault::FailNext),
         (1..requests).prop_map(Fault::Cancel),
         (0..3u16).prop_map(|model| Fault::Unload(ModelId(model))),
-        (0..3_000i64, 0..200i64).prop_map(|(control, row)| {
-            let (control, data_per_row) = (Nanos::from_micros(control), Nanos::from_micros(row));
-            Fault::Delay(NetworkDelay { control, data_per_row })
-        }),
+        delay().prop_map(Fault::Delay),
+        (0..3u16, delay()).prop_map(|(model, delay)| Fault::Gather(ModelId(model), delay)),
     ]
+}
+
+/// Any delay before a batch can run.
+fn delay() -> impl Strategy<Value = NetworkDelay> {
+    (0..3_000i64, 0..200i64).prop_map(|(control, row)| {
+        let (control, data_per_row) = (Nanos::from_micros(control), Nanos::from_micros(row));
+        NetworkDelay { control, data_per_row }
+    })
 }
 
 pub(crate) fn micros(at: i64) -> Time {

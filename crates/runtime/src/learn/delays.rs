@@ -1,8 +1,11 @@
-//! Delays between the processes of a cluster, as distributions that forget.
+//! Delays before a batch computes, as distributions that forget: between the processes of a
+//! cluster, and of gathering.
 //!
 //! Clocks of machines differ, so only spans of one clock are compared. A message's delay is half of
 //! a round trip without the time that the other side spent.
 
+use ripieno_base::Nanos;
+use ripieno_sched::NetworkDelay;
 use std::time::Duration;
 
 /// Number of buckets: four for each factor of two, from a microsecond to about a minute.
@@ -14,7 +17,7 @@ const MEMORY: u32 = 512;
 
 /// A distribution of delays. Older samples count less and less.
 #[derive(Clone, Debug)]
-pub(crate) struct DelayEstimate {
+pub struct DelayEstimate {
     counts: [u32; BUCKETS],
     total: u32,
 }
@@ -36,7 +39,7 @@ impl Default for DelayEstimate {
 
 impl DelayEstimate {
     /// Adds a sample.
-    pub(crate) fn add(&mut self, delay: Duration) {
+    pub fn add(&mut self, delay: Duration) {
         if self.total >= MEMORY {
             self.counts.iter_mut().for_each(|count| *count /= 2);
             self.total = self.counts.iter().sum();
@@ -47,7 +50,7 @@ impl DelayEstimate {
 
     /// Returns the smallest bound that this share of the samples does not exceed, in thousandths,
     /// rounded up to a bucket; `None` without samples.
-    pub(crate) fn quantile(&self, permille: u32) -> Option<Duration> {
+    pub fn quantile(&self, permille: u32) -> Option<Duration> {
         let rank = (u64::from(self.total) * u64::from(permille)).div_ceil(1_000).max(1);
         let mut below = 0;
         let reaches = |count: &u32| {
@@ -58,19 +61,19 @@ impl DelayEstimate {
     }
 
     /// Returns the number of samples, of which older ones count less.
-    pub(crate) fn samples(&self) -> u32 {
+    pub fn samples(&self) -> u32 {
         self.total
     }
 
     /// Returns the percentiles; `None` without samples.
-    pub(crate) fn percentiles(&self) -> Option<DelayPercentiles> {
+    pub fn percentiles(&self) -> Option<DelayPercentiles> {
         Some(DelayPercentiles { p50: self.quantile(500)?, p99: self.quantile(990)? })
     }
 }
 
 /// The time in which the inputs of a batch come: a part for each row, and the rest.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct DataDelay {
+pub struct DataDelay {
     /// The time without the part for the rows.
     base: DelayEstimate,
     sums: RowSums,
@@ -117,7 +120,7 @@ impl RowSums {
 
 impl DataDelay {
     /// Adds a batch of this number of rows.
-    pub(crate) fn add(&mut self, rows: usize, time: Duration) {
+    pub fn add(&mut self, rows: usize, time: Duration) {
         self.sums.add(rows, time);
         let of_rows = self.sums.per_row().saturating_mul(u32::try_from(rows).unwrap_or(u32::MAX));
         self.base.add(time.saturating_sub(of_rows));
@@ -125,14 +128,22 @@ impl DataDelay {
 
     /// Returns the time of a row, rounded up to a bucket so that it changes rarely. Less than a
     /// microsecond counts as nothing.
-    pub(crate) fn per_row(&self) -> Duration {
+    fn per_row(&self) -> Duration {
         let per_row = self.sums.per_row();
         if per_row < Duration::from_micros(1) { Duration::ZERO } else { bound(bucket(per_row)) }
     }
 
-    /// Returns the distribution of the time that does not depend on the rows.
-    pub(crate) fn base(&self) -> &DelayEstimate {
-        &self.base
+    /// Returns the number of batches, of which older ones count less.
+    pub fn samples(&self) -> u32 {
+        self.base.samples()
+    }
+
+    /// Returns the delay to plan with: the time of a row, and this quantile, in thousandths, of the
+    /// time that does not depend on the rows.
+    pub fn planned(&self, permille: u32) -> NetworkDelay {
+        let nanos = |span: Duration| Nanos(i64::try_from(span.as_nanos()).unwrap_or(i64::MAX));
+        let control = nanos(self.base.quantile(permille).unwrap_or_default());
+        NetworkDelay { control, data_per_row: nanos(self.per_row()) }
     }
 }
 
@@ -195,16 +206,16 @@ mod tests {
             let rows = 1 + at % 32;
             delay.add(rows as usize, micros(300 + 20 * rows));
         }
-        let (row, base) = (delay.per_row(), delay.base().quantile(500).unwrap());
+        let (row, base) = (delay.per_row(), delay.base.quantile(500).unwrap());
         assert!((micros(20)..=micros(25)).contains(&row), "{row:?}");
         assert!((micros(300)..=micros(400)).contains(&base), "{base:?}");
         // One pause changes little.
         delay.add(1, Duration::from_secs(9));
-        assert!(delay.per_row() >= micros(15) && delay.base().quantile(900).unwrap() <= micros(400));
+        assert!(delay.per_row() >= micros(15) && delay.base.quantile(900).unwrap() <= micros(400));
         // Batches of one size say nothing about a row.
         let mut same = DataDelay::default();
         (0..100).for_each(|_| same.add(8, micros(500)));
         assert_eq!(same.per_row(), Duration::ZERO);
-        assert!(same.base().quantile(500).unwrap() >= micros(500));
+        assert!(same.base.quantile(500).unwrap() >= micros(500));
     }
 }
