@@ -13,6 +13,8 @@ const CHAIN: u32 = 0;
 const PRODUCT: u32 = 1;
 const REDUCE: u32 = 2;
 
+/// All number formats, each at its number.
+const PRECISIONS: [Precision; 3] = [Precision::Fp32, Precision::Tf32, Precision::Fp16];
 /// All operations, each at its number.
 const OPS: [Op; 26] = [
     Op::Matrix,
@@ -47,9 +49,8 @@ impl CellModelSpec {
     /// Returns the spec as words.
     pub fn to_words(&self) -> Vec<u32> {
         let mut to = Vec::with_capacity(self.constants.len() + (1 << 12));
-        let precision = [Precision::Fp32, Precision::Tf32, Precision::Fp16];
         push(&mut to, &[self.row_units, self.rows]);
-        push(&mut to, &[precision.iter().position(|&known| known == self.precision).unwrap_or(0)]);
+        push(&mut to, &[PRECISIONS.iter().position(|&known| known == self.precision).unwrap_or(0)]);
         push_list(&mut to, &self.sizes, |to, &size| push(to, &[size]));
         push_list(&mut to, &self.programs, push_program);
         push_list(&mut to, &self.constants, |to, &word| to.push(word));
@@ -60,7 +61,7 @@ impl CellModelSpec {
     pub fn from_words(words: &[u32]) -> Option<CellModelSpec> {
         let mut from = Words(words);
         let [row_units, rows, precision] = from.take()?;
-        let precision = *[Precision::Fp32, Precision::Tf32, Precision::Fp16].get(precision)?;
+        let precision = *PRECISIONS.get(precision)?;
         let sizes = from.list(|from| from.take().map(|[size]| size))?;
         let programs = from.list(read_program)?;
         let constants = from.list(Words::word)?;

@@ -75,7 +75,8 @@ impl FrontendShared {
         let (mut pending, mut pending_bytes) = (Vec::new(), 0);
         loop {
             let message = if pending.is_empty() || reader.has_next() { Some(reader.read()?) } else { None };
-            if !matches!(message, Some(Message::Pull { .. })) || pending_bytes > PENDING_BYTES {
+            let goes_on = matches!(message, Some(Message::Pull { .. })) && pending_bytes <= PENDING_BYTES;
+            if !pending.is_empty() && !goes_on {
                 link.send_all(&pending);
                 (pending, pending_bytes) = (Vec::new(), 0);
             }

@@ -29,7 +29,7 @@ impl PlacedModel {
         if let Some(rows) = rows.as_ref().filter(|rows| !rows.model.is_gone()) {
             return Ok(Arc::clone(rows));
         }
-        // What is gone gives its process up before another one is waited for.
+        // An ended process must be released before the next one is awaited.
         *rows = None;
         let model = self.place.open()?;
         let new = DeviceRows::new(model, Arc::clone(&self.place), Arc::clone(&self.compiled));
