@@ -28,6 +28,8 @@ struct SchedulerView {
     devices: u32,
     /// Epoch and id of the scheduler, if it is the primary.
     primary: Option<(Epoch, ProcessId)>,
+    /// Time of the first heartbeat of that epoch.
+    primary_since: Option<Instant>,
 }
 
 impl FrontendShared {
@@ -117,7 +119,9 @@ impl FrontendShared {
                 }
             }
             Message::Heartbeat(epoch, process, _) => {
-                said.primary = Some((epoch, process));
+                if said.primary.replace((epoch, process)) != said.primary {
+                    said.primary_since = Some(Instant::now());
+                }
                 self.follow_if_primary(link, said)?;
             }
             Message::Refused(cause) => return Err(io::Error::other(format!("the scheduler refuses: {cause}"))),
@@ -127,7 +131,8 @@ impl FrontendShared {
     }
 
     /// Sends requests to this scheduler from now on, if it is the primary of the latest epoch and
-    /// its models are known.
+    /// its models are known. A scheduler learns of models as backends connect to it: another one is
+    /// followed once it lists all served ones, at the latest when requests would wait no longer.
     fn follow_if_primary(&self, link: &Arc<PeerLink>, said: &mut SchedulerView) -> io::Result<()> {
         let (Some((epoch, process)), Some(models)) = (said.primary, &said.models) else { return Ok(()) };
         if self.epoch() > epoch.0 {
@@ -135,7 +140,13 @@ impl FrontendShared {
             return Ok(());
         }
         // Heartbeats come every few milliseconds, models rarely.
-        let is_new = !self.table.lock().is_primary(link);
+        let table = self.table.lock();
+        let (is_new, timeout) = (!table.is_primary(link), table.scheduler_timeout);
+        drop(table);
+        let may_learn = said.primary_since.is_some_and(|since| since.elapsed() < timeout);
+        if is_new && may_learn && !self.models.read().are_in(models) {
+            return Ok(());
+        }
         if said.models_are_new || is_new {
             let known = self.models.write().replace(models.clone(), !is_new).map_err(DecodeError)?;
             (self.on_models)(&known);
@@ -166,5 +177,73 @@ impl FrontendShared {
             }
             due.answer();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::description::described;
+    use crate::frontend::{Frontend, FrontendConfig};
+    use crate::offer::encode_served;
+    use crate::plane::{Tcp, Transport, accept_handshake};
+    use std::net::Ipv4Addr;
+    use std::sync::mpsc::channel;
+
+    /// Starts a frontend of schedulers that the test plays. Returns their connections, and what the
+    /// frontend tells clients: the number of models, each time.
+    fn played(timeout: Duration) -> (Frontend, [Arc<PeerLink>; 2], std::sync::mpsc::Receiver<usize>) {
+        let anywhere = (Ipv4Addr::LOCALHOST, 0).into();
+        let listeners = [(); 2].map(|()| Tcp.listen(anywhere).unwrap());
+        let schedulers = listeners.iter().map(|listener| listener.address().to_string()).collect();
+        let scheduler_timeout = timeout;
+        let config = FrontendConfig { schedulers, data: anywhere, advertised: None, max_live: 8, scheduler_timeout };
+        let (sender, told) = channel();
+        let frontend =
+            Frontend::start(Arc::new(Tcp), config, Box::new(move |models| sender.send(models.len()).unwrap()));
+        let links = listeners.each_ref().map(|listener| {
+            let stream = listener.accept().unwrap().unwrap();
+            accept_handshake(&*stream, Handshake::new(Role::Scheduler, 0), &[Role::Frontend]).unwrap();
+            PeerLink::start(stream, LinkBounds::CONTROL, "test").unwrap()
+        });
+        (frontend.unwrap(), links, told)
+    }
+
+    fn lists(link: &PeerLink, models: &[(ModelId, ModelDescription)]) {
+        link.send(&Message::Models(encode_served(models).into()));
+    }
+
+    fn leads(link: &PeerLink, epoch: u64) {
+        link.send(&Message::Heartbeat(Epoch(epoch), ProcessId(epoch), None));
+    }
+
+    #[test]
+    fn another_primary_is_followed_once_it_lists_what_is_served() {
+        let (frontend, [first, second], told) = played(Duration::from_secs(60));
+        lists(&first, &[(ModelId(0), described())]);
+        leads(&first, 1);
+        assert_eq!(told.recv().unwrap(), 1);
+        lists(&second, &[]);
+        leads(&second, 2);
+        lists(&second, &[(ModelId(3), described())]);
+        assert_eq!(told.recv().unwrap(), 1, "the empty list is not told");
+        lists(&second, &[]);
+        assert_eq!(told.recv().unwrap(), 0, "what the same primary serves no longer");
+        frontend.close();
+    }
+
+    #[test]
+    fn a_primary_that_lists_fewer_models_is_followed_when_requests_would_wait_no_longer() {
+        let (frontend, [first, second], told) = played(Duration::from_millis(1));
+        lists(&first, &[(ModelId(0), described())]);
+        leads(&first, 1);
+        assert_eq!(told.recv().unwrap(), 1);
+        lists(&second, &[]);
+        let followed = (0..1000).any(|_| {
+            leads(&second, 2);
+            told.recv_timeout(Duration::from_millis(5)) == Ok(0)
+        });
+        assert!(followed);
+        frontend.close();
     }
 }

@@ -60,6 +60,12 @@ impl FrontendModels {
         of(&self.known).or_else(|| of(&self.former))
     }
 
+    /// Returns true if each served model has a version in this list.
+    pub(super) fn are_in(&self, models: &[(ModelId, ModelDescription)]) -> bool {
+        let listed = |name: &str| models.iter().any(|(_, model)| model.name == name);
+        self.known.iter().flatten().all(|model| listed(&model.description.name))
+    }
+
     /// Replaces the served models, and returns them by the frontend's own ids. Ids of the earlier
     /// list mean nothing to another primary.
     pub(super) fn replace(
@@ -113,5 +119,7 @@ mod tests {
         assert!(models.get(first).is_none() && models.get(second).is_some());
         models.replace(listed("3"), false).unwrap();
         assert!(models.get(second).is_none(), "another primary has other ids");
+        assert!(models.are_in(&listed("4")) && !models.are_in(&[]), "another version is the same model");
+        assert!(FrontendModels::default().are_in(&[]), "none is served");
     }
 }

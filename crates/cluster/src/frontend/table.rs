@@ -79,7 +79,7 @@ pub(super) struct RequestTable {
     /// Time at which the primary was lost; `None` if there never was one.
     lost: Option<Instant>,
     /// Time that requests wait for another scheduler.
-    scheduler_timeout: Duration,
+    pub(super) scheduler_timeout: Duration,
     /// Times of requests that pass neither in the scheduler nor on a device.
     ways: DelayEstimate,
     /// Numbers of the connected backends.

@@ -108,6 +108,7 @@ fn load(client: Client, stop: &Arc<AtomicBool>) -> thread::JoinHandle<(usize, Ve
         while goes_on(next) || !open.is_empty() {
             if goes_on(next) && open.len() < 16 {
                 let models: Vec<_> = client.known.lock().unwrap().iter().map(|(id, _)| *id).collect();
+                assert!(!models.is_empty(), "all are served all the time");
                 match client.submit(next, models[next % models.len()], rows(next, 1, 2)) {
                     Ok(_) => drop(open.insert(next)),
                     Err(refused) => bad.push(format!("{refused:?}")),
