@@ -42,6 +42,8 @@ struct SetModel {
     rules: CellRules,
     /// Requests that wait for a set, in order of arrival.
     buckets: Vec<List>,
+    /// Number of buckets up to the last one that ever had a request.
+    used: usize,
 }
 
 /// A device as sets use it.
@@ -89,7 +91,7 @@ impl Sets {
             Join::InSets { width: None } => 1,
             Join::InSets { width: Some(_) } => BUCKETS,
         };
-        self.models[id.index()] = Some(SetModel { rules, buckets: vec![List::default(); buckets] });
+        self.models[id.index()] = Some(SetModel { rules, buckets: vec![List::default(); buckets], used: 0 });
     }
 
     fn model(&self, id: ModelId) -> &SetModel {
@@ -171,7 +173,9 @@ impl Groups for Sets {
         let Some(bucket) = cells.groups.bucket_of(&request) else { return cells.open_stage(slot) };
         let Sets { models, links, numbers, .. } = &mut cells.groups;
         numbers[slot.index()] = number;
-        buckets_of(models, request.model)[bucket].insert_by_key(links, slot.0, |slot| numbers[slot as usize]);
+        let own = model_of(models, request.model);
+        own.used = own.used.max(bucket + 1);
+        own.buckets[bucket].insert_by_key(links, slot.0, |slot| numbers[slot as usize]);
     }
 
     fn device(&self, slot: RequestSlot) -> Option<DeviceId> {
@@ -229,7 +233,7 @@ impl Groups for Sets {
         let request = *cells.request(slot);
         let groups = &mut cells.groups;
         if let Some(bucket) = groups.bucket_of(&request).filter(|_| left.waiting) {
-            buckets_of(&mut groups.models, request.model)[bucket].remove(&mut groups.links, slot.0);
+            model_of(&mut groups.models, request.model).buckets[bucket].remove(&mut groups.links, slot.0);
         }
         let Some(id) = groups.sets.of(slot) else { return };
         let set = groups.sets.own_mut(id);
@@ -269,7 +273,7 @@ pub(crate) fn assign(cells: &mut Cells<Sets>, now: Time, device: DeviceId) {
             break;
         }
         let Sets { models, links, sets, .. } = &mut cells.groups;
-        buckets_of(models, model)[bucket].remove(links, slot);
+        model_of(models, model).buckets[bucket].remove(links, slot);
         sets.push(id, &request);
         nodes += graph_nodes(cells, &request);
     }
@@ -319,7 +323,7 @@ fn next_bucket(cells: &Cells<Sets>, now: Time, device: DeviceId) -> Option<(Mode
     // of this model.
     let some = |model: usize, range: std::ops::Range<usize>| {
         let (id, served, own) = known(model)?;
-        let end = range.end.min(own.buckets.len());
+        let end = range.end.min(own.used);
         let ripe = |list: &List| {
             let waited = ripe_at(cells, own, list).is_some_and(|at| at <= now);
             waited || (!list.is_empty() && list.len() >= served.max_batch)
@@ -344,11 +348,12 @@ pub(crate) fn await_next(cells: &mut Cells<Sets>, now: Time) {
     let idle = cells.device_ids().any(|id| free(id) && groups.devices[id.index()].set.is_none());
     let waits = |model: &&SetModel| idle && model.rules.window > Nanos::ZERO;
     let models = groups.models.iter().flatten().filter(waits);
-    let times = models.flat_map(|model| model.buckets.iter().filter_map(|bucket| ripe_at(cells, model, bucket)));
+    let times =
+        models.flat_map(|model| model.buckets[..model.used].iter().filter_map(|bucket| ripe_at(cells, model, bucket)));
     cells.groups.ripens = times.filter(|&at| at > now).min().unwrap_or(Time::NEVER);
 }
 
-/// Returns the buckets of a model.
-fn buckets_of(models: &mut [Option<SetModel>], id: ModelId) -> &mut [List] {
-    &mut models[id.index()].as_mut().expect("a model stays while its requests live").buckets
+/// Returns the state of a model.
+fn model_of(models: &mut [Option<SetModel>], id: ModelId) -> &mut SetModel {
+    models[id.index()].as_mut().expect("a model stays while its requests live")
 }
