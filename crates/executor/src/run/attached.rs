@@ -9,7 +9,7 @@ use crate::run::gather::{GatherBuffers, GatheredBatch, LaneModel, rows_of};
 use crate::run::rerun::catch_panic;
 use crate::run::row_check::{RanBatch, RowChecks, SampledRow};
 use crate::run::rows::{BatchTensor, Rows};
-use crate::run::runner::{BlockCall, ReadyModel};
+use crate::run::runner::ReadyModel;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,8 @@ const GATHERED_BATCHES: u64 = 16;
 impl Attached {
     pub(crate) fn new(ready: ReadyModel, attachment: u64) -> Attached {
         let (plan, buffers) = (Arc::clone(&ready.plan), GatherBuffers::new(&ready.plan));
-        let (model, checks) = (LaneModel { plan, attachment, buffers }, RowChecks::default());
+        let sender = ready.runner.sender();
+        let (model, checks) = (LaneModel { plan, attachment, buffers, sender }, RowChecks::default());
         Attached { model, ready, largest: 0, bytes: 0, release_at: None, checks, gather_ns: 0, gathers_ahead: false }
     }
 
@@ -118,7 +119,6 @@ impl Attached {
     pub(crate) fn run(&mut self, batch: &GatheredBatch, ready: Instant) -> Result<Vec<BatchTensor>, ExecError> {
         let inputs = batch.tensors(&self.model.plan);
         self.bytes += inputs.iter().map(|input| input.data.len()).sum::<usize>();
-        let call = BlockCall { block: batch.block(), rows: batch.rows, length: batch.length, ready, inputs: &inputs };
-        catch_panic(|| self.ready.runner.run(&call))
+        catch_panic(|| self.ready.runner.run(&batch.call(&inputs, ready)))
     }
 }

@@ -9,9 +9,11 @@ use crate::contract::buffer::AlignedBuffer;
 use crate::run::chain_state::ChainState;
 use crate::run::plan::ModelPlan;
 use crate::run::rows::{EngineInput, GatheredInput, Rows};
+use crate::run::runner::{BlockCall, SendAhead};
 use parking_lot::Mutex;
 use ripieno_model::padded_size;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// A model on a lane as far as tasks are prepared and finished: all but its engine.
 #[derive(Clone)]
@@ -20,6 +22,8 @@ pub(crate) struct LaneModel {
     /// Number of the attachment, which is the same on all lanes of the device.
     pub(crate) attachment: u64,
     pub(crate) buffers: Arc<GatherBuffers>,
+    /// The sender of batches to the engine while another one runs.
+    pub(crate) sender: Option<Arc<dyn SendAhead>>,
 }
 
 /// The gather buffers of a model on a lane.
@@ -91,6 +95,8 @@ pub(crate) struct GatheredBatch {
     pub(crate) length: u32,
     /// True if the batch is one request that runs as the file runs it, without padding.
     pub(crate) alone: bool,
+    /// Number of the batch if it was sent to the engine ahead.
+    sent: Option<u64>,
 }
 
 impl GatheredBatch {
@@ -121,7 +127,7 @@ impl GatheredBatch {
             let input = GatheredInput::gather(&plan.optional[at].name, &[rows], 1, &mut buffer)?;
             replaced.push((at, input, buffer));
         }
-        Ok(GatheredBatch { inputs, buffers, replaced, rows, length, alone })
+        Ok(GatheredBatch { inputs, buffers, replaced, rows, length, alone, sent: None })
     }
 
     /// Gathers one row of each input of a block.
@@ -137,7 +143,7 @@ impl GatheredBatch {
         for ((&value, rows), buffer) in plan.blocks[block].inputs.iter().zip(row).zip(buffers.set_mut()) {
             inputs.push(gather_value(plan, value, &[rows], (1, length), buffer)?);
         }
-        Ok(GatheredBatch { inputs, buffers, replaced: Vec::new(), rows: 1, length, alone: false })
+        Ok(GatheredBatch { inputs, buffers, replaced: Vec::new(), rows: 1, length, alone: false, sent: None })
     }
 
     /// Returns the tensors for the engine: the block's inputs, then those that replace defaults.
@@ -153,9 +159,17 @@ impl GatheredBatch {
         tensors
     }
 
-    /// Returns the block that the batch is of.
-    pub(crate) fn block(&self) -> usize {
-        self.buffers.block
+    /// Returns the batch for the engine, which can begin at `ready`.
+    pub(crate) fn call<'a>(&self, inputs: &'a [EngineInput<'a>], ready: Instant) -> BlockCall<'a> {
+        BlockCall { block: self.buffers.block, rows: self.rows, length: self.length, ready, inputs, sent: self.sent }
+    }
+
+    /// Sends the batch to the engine while another one runs.
+    pub(crate) fn send_ahead(&mut self, model: &LaneModel) {
+        if let Some(sender) = model.sender.as_ref().filter(|_| !self.alone) {
+            let inputs = self.tensors(&model.plan);
+            self.sent = sender.send_ahead(&self.call(&inputs, Instant::now()));
+        }
     }
 
     /// Returns the number of rows that were copied.

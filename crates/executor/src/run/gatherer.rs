@@ -1,5 +1,5 @@
-//! The second thread of a lane. It prepares the next task while the lane's thread runs one, so that
-//! a GPU does not wait while the next batch is copied together.
+//! The second thread of a lane. It prepares the next task while the lane's thread runs one. So a
+//! GPU does not wait while the next batch is copied together, and copied to the engine's process.
 //!
 //! Only first blocks are prepared so: they need nothing that a running task has yet to store, and
 //! later blocks mostly find their rows contiguous. Only tasks are prepared whose models take
@@ -54,8 +54,12 @@ impl Gatherer {
 fn prepare_ahead(queue: &LaneQueue, slots: &WalkSlots, account: &DeviceCounters) {
     while let Some((mut queued, model)) = queue.take_ahead() {
         // A task that cannot be prepared fails when it runs.
-        let prepared = catch_panic(|| prepare(&model, &queued.task, slots));
-        queued.prepared = prepared.ok().map(|prepared| Box::new(prepared.paused()));
+        let prepared = catch_panic(|| {
+            let mut prepared = prepare(&model, &queued.task, slots)?;
+            prepared.send_ahead();
+            Ok(prepared.paused())
+        });
+        queued.prepared = prepared.ok().map(Box::new);
         account.count_ahead();
         queue.put_ahead(queued);
     }

@@ -21,6 +21,11 @@ pub(crate) trait Runner: Send {
         1
     }
 
+    /// Returns the sender of batches to the engine while another one runs, if there is one.
+    fn sender(&self) -> Option<Arc<dyn SendAhead>> {
+        None
+    }
+
     /// Gives back the memory that the engine keeps for further batches.
     fn release_memory(&mut self) {}
 
@@ -29,6 +34,13 @@ pub(crate) trait Runner: Send {
     fn on_device(&mut self) -> Option<&mut dyn CellRunner> {
         None
     }
+}
+
+/// Sends gathered batches of a lane to its engine while the batch before runs there.
+pub(crate) trait SendAhead: Send + Sync {
+    /// Sends a batch, which is kept here, too: it may be lost, and then runs like any other.
+    /// Returns the number for [`BlockCall::sent`]; `None` if the batch was not sent.
+    fn send_ahead(&self, call: &BlockCall<'_>) -> Option<u64>;
 }
 
 /// An engine's part of a model whose state stays on its device. It runs steps in the order of
@@ -69,6 +81,8 @@ pub(crate) struct BlockCall<'a> {
     pub(crate) ready: Instant,
     /// Inputs in the block's order, then those that replace defaults.
     pub(crate) inputs: &'a [EngineInput<'a>],
+    /// Number of the batch if it was sent ahead.
+    pub(crate) sent: Option<u64>,
 }
 
 /// The loss, if the runner's last batch failed because no process could run it.

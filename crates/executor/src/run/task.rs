@@ -79,6 +79,13 @@ pub(crate) struct TaskRun<'a> {
 }
 
 impl PreparedTask {
+    /// Sends the gathered batch to the engine while another one runs.
+    pub(crate) fn send_ahead(&mut self) {
+        if let Some(batch) = &mut self.gathered {
+            batch.send_ahead(&self.model);
+        }
+    }
+
     /// Ends the time of gathering, until the task runs.
     pub(crate) fn paused(mut self) -> PreparedTask {
         self.spent.gather_ns = self.watch.lap_ns();

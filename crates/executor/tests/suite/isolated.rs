@@ -1,9 +1,10 @@
 //! Engines in separate processes. A crash fails only the running batch.
 
 use crate::common::*;
-use ripieno_base::{ModelId, RequestSlot};
+use ripieno_base::{ModelId, RequestSlot, TaskId};
 use ripieno_executor::*;
 use ripieno_model::DataType;
+use rustix::process::{Pid, Signal, kill_process};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -319,4 +320,88 @@ fn a_model_with_sizes_is_back_after_its_process_ended() {
         assert!(cause.contains("signal: 8"), "{cause}");
         until(|| ask(&stand, 0, vec![number(0, 3)]).outcome.ok());
     }
+}
+
+/// Requests of one row each, and batches of four of them.
+struct WideRows(Vec<Vec<f32>>, Vec<Arc<RequestEntry>>);
+
+impl WideRows {
+    fn new(width: usize) -> WideRows {
+        let rows: Vec<Vec<f32>> = (0..6).map(|seed| numbers(width, seed)).collect();
+        let entries = rows.iter().map(|row| wide_request(0, row, width).entry.unwrap()).collect();
+        WideRows(rows, entries)
+    }
+
+    /// Returns the number of the row that a member of a task has.
+    fn row(&self, task: usize, member: usize) -> usize {
+        (task + member * member) % self.0.len()
+    }
+
+    fn task(&self, number: usize) -> Task {
+        let member =
+            |at: usize| TaskMember::new(RequestSlot(at as u32), 1, Some(Arc::clone(&self.1[self.row(number, at)])));
+        Task { id: TaskId(number as u32), ..task(0, 0, (0..4).map(member).collect()) }
+    }
+
+    /// Runs tasks on a lane that holds two all the time. Returns how many were lost.
+    fn run(&self, stand: &Stand, tasks: usize, after_submit: impl Fn(usize)) -> usize {
+        let mut lost = 0;
+        stand.device.submit(self.task(0)).unwrap();
+        for next in 1..=tasks {
+            if next < tasks {
+                stand.device.submit(self.task(next)).unwrap();
+            }
+            after_submit(next);
+            let TaskResult { id, outcome, lost: loss, .. } = stand.result();
+            assert_eq!(id, TaskId(next as u32 - 1));
+            let Ok(progress) = outcome else {
+                assert!(loss.is_some(), "{outcome:?}");
+                lost += 1;
+                continue;
+            };
+            for (at, one) in progress.iter().enumerate() {
+                let row = &self.0[self.row(next - 1, at)];
+                assert!(floats(&one.outputs[0]).iter().zip(row).all(|(answer, x)| *answer == 2.0 * x), "task {next}");
+            }
+        }
+        lost
+    }
+}
+
+/// Batches of some megabytes take long enough to gather that the next one is gathered and sent to
+/// the process while one runs.
+#[test]
+fn batches_that_were_sent_ahead_are_answered_as_any_others() {
+    for fixture in [isolated_cpu(), isolated_onnxruntime_of_two_lanes()] {
+        let stand = fixture.stand(&fixture.any_width);
+        for width in [300_000, 500_000, 150_000] {
+            let (rows, before) = (WideRows::new(width), stand.device.tasks_gathered_ahead());
+            until(|| {
+                assert_eq!(rows.run(&stand, 10, |_| ()), 0);
+                (stand.device.tasks_gathered_ahead() >= before + 5).then_some(())
+            });
+        }
+    }
+}
+
+#[test]
+fn a_process_that_ends_with_a_batch_sent_ahead_loses_no_other() {
+    let folder = Folder::new();
+    let serve = format!("exec '{}' {}", std::env::current_exe().unwrap().display(), isolation().args.join(" "));
+    let args = vec!["-c".to_owned(), format!("echo $$ >>{}/pids; {serve}", folder.0.display())];
+    let isolation = Isolation { program: "/bin/sh".into(), args, ..isolation() };
+    let fixture = cpu();
+    let source = ModelSource { isolation: Some(isolation), ..fixture.any_width.clone() };
+    let stand = fixture.stand(&source);
+    let kill = |next: usize| {
+        if next < 50 && next.is_multiple_of(10) {
+            let pids = std::fs::read_to_string(folder.0.join("pids")).unwrap();
+            let last = pids.lines().last().unwrap().parse().unwrap();
+            kill_process(Pid::from_raw(last).unwrap(), Signal::KILL).unwrap();
+            until(|| (stand.model.restarts() == Some(next as u64 / 10)).then_some(()));
+        }
+    };
+    let lost = WideRows::new(400_000).run(&stand, 50, kill);
+    // Each of four kills may cost the batch that runs and the one behind it, for want of a process.
+    assert!(lost <= 8, "{lost} lost");
 }

@@ -6,7 +6,7 @@
 #[cfg(target_os = "linux")]
 use super::cells::serve_cells;
 use super::protocol::{LoadBlock, LoadRequest, PackedTensor, RunReply, RunRequest, fits, receive, send};
-use super::transfer::{OutgoingTensor, TensorTransfer};
+use super::transfer::{InboundTensors, OutboundTensors, OutgoingTensor, accept};
 use crate::contract::kept;
 use crate::{
     BlockSource, CpuEngine, CpuOptions, Device, Executor, GpuOptions, InputRange, LoadError, LoadedModel,
@@ -29,7 +29,7 @@ const LOADING_STACK: usize = 256 << 20;
 pub fn serve_engine() -> io::Result<()> {
     end_before_the_server();
     let mut socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    let mut transfer = TensorTransfer::accept(&socket)?;
+    let (mut outbound, inbound) = accept(&socket)?;
     let load: LoadRequest = receive(&mut socket)?;
     #[cfg(target_os = "linux")]
     if let Some(cells) = &load.cells {
@@ -40,22 +40,24 @@ pub fn serve_engine() -> io::Result<()> {
         Err(cause) => return send(&mut socket, &failed(0, cause.0)),
     };
     send(&mut socket, &RunReply::default())?;
-    let batches = read(socket.try_clone()?)?;
+    let buffers = inbound.buffers();
+    let batches = read(socket.try_clone()?, BatchReader::new(inbound))?;
     loop {
-        let batch = match batches.recv_timeout(kept::IDLE) {
+        let ReceivedBatch { request, inputs, shared } = match batches.recv_timeout(kept::IDLE) {
             Ok(batch) => batch,
             Err(RecvTimeoutError::Timeout) => {
-                transfer.release_buffers();
+                buffers.release();
                 continue;
             }
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
         };
-        let number = batch.number;
-        let bound = usize::try_from(batch.kept_bound).unwrap_or(usize::MAX);
+        let number = request.number;
+        let bound = usize::try_from(request.kept_bound).unwrap_or(usize::MAX);
         // The server counts the shared memory.
-        kept::bound_kept_bytes(bound.saturating_add(transfer.shared_bytes()));
-        let outputs = served.run(batch, &mut transfer);
-        let kept = kept::kept_bytes().saturating_sub(transfer.shared_bytes()) as u64;
+        let counted = |outbound: &OutboundTensors| shared + outbound.shared_bytes();
+        kept::bound_kept_bytes(bound.saturating_add(counted(&outbound)));
+        let outputs = inputs.and_then(|inputs| served.run(&request, inputs, &mut outbound));
+        let kept = kept::kept_bytes().saturating_sub(counted(&outbound)) as u64;
         let done = outputs.map(|outputs| RunReply { outputs, number, kept, ..RunReply::default() });
         let done = done.and_then(|done| fits(&done).map(|()| done));
         send(&mut socket, &done.unwrap_or_else(|cause| failed(number, cause)))?;
@@ -90,11 +92,54 @@ fn load_deeply(load: &LoadRequest) -> Result<ChildEngine, LoadError> {
     })
 }
 
-/// Reads batches, one ahead of the running one. Ends the process when the connection closes.
-fn read(mut socket: UnixStream) -> io::Result<Receiver<RunRequest>> {
+/// A batch to run.
+pub(super) struct ReceivedBatch {
+    pub(super) request: RunRequest,
+    /// The inputs, or the reason for which they cannot be read.
+    pub(super) inputs: Result<Vec<Tensor>, String>,
+    /// Used bytes of the shared memory that they came through.
+    shared: usize,
+}
+
+/// Reads the inputs of batches, and keeps those that came ahead.
+pub(super) struct BatchReader {
+    inbound: InboundTensors,
+    ahead: Option<(u64, Result<Vec<Tensor>, String>)>,
+}
+
+impl BatchReader {
+    pub(super) fn new(inbound: InboundTensors) -> BatchReader {
+        BatchReader { inbound, ahead: None }
+    }
+
+    /// Returns the batch of a request; `None` if the request is of inputs only.
+    pub(super) fn read(&mut self, mut request: RunRequest) -> Option<ReceivedBatch> {
+        let came_ahead = self.ahead.take().filter(|(number, _)| request.was_sent && *number == request.number);
+        let inputs = match came_ahead {
+            Some((_, inputs)) => inputs,
+            None if request.was_sent => Err("its inputs have not come".to_owned()),
+            None => self.unpack(std::mem::take(&mut request.inputs)),
+        };
+        if request.is_ahead {
+            self.ahead = Some((request.number, inputs));
+            return None;
+        }
+        Some(ReceivedBatch { request, inputs, shared: self.inbound.shared_bytes() })
+    }
+
+    fn unpack(&mut self, mut inputs: Vec<PackedTensor>) -> Result<Vec<Tensor>, String> {
+        self.inbound.unpack(&mut inputs).map_err(|cause| format!("its inputs cannot be read: {cause}"))?;
+        inputs.into_iter().map(tensor).collect()
+    }
+}
+
+/// Reads batches, one ahead of the running one, and their inputs. Ends the process when the
+/// connection closes.
+fn read(mut socket: UnixStream, mut reader: BatchReader) -> io::Result<Receiver<ReceivedBatch>> {
     let (batches, received) = sync_channel(1);
     std::thread::Builder::new().name("server".to_owned()).spawn(move || {
-        while let Ok(batch) = receive::<RunRequest>(&mut socket) {
+        while let Ok(request) = receive::<RunRequest>(&mut socket) {
+            let Some(batch) = reader.read(request) else { continue };
             if batches.send(batch).is_err() {
                 break;
             }
@@ -147,15 +192,18 @@ impl ChildEngine {
         Ok(ChildEngine { device, models, results })
     }
 
-    fn run(&self, mut batch: RunRequest, transfer: &mut TensorTransfer) -> Result<Vec<PackedTensor>, String> {
+    fn run(
+        &self,
+        batch: &RunRequest,
+        inputs: Vec<Tensor>,
+        outbound: &mut OutboundTensors,
+    ) -> Result<Vec<PackedTensor>, String> {
         if batch.alone {
             self.models[batch.block as usize].stop_batches("the server runs each request alone");
         }
         // A block of a request that runs alone may get no rows.
         let rows = if batch.alone { batch.rows.max(1) } else { batch.rows } as usize;
-        transfer.unpack(&mut batch.inputs).map_err(|cause| format!("its inputs cannot be read: {cause}"))?;
-        let inputs: Result<Vec<Tensor>, String> = batch.inputs.into_iter().map(tensor).collect();
-        let member = TaskMember::new(RequestSlot(0), rows, Some(Arc::new(RequestEntry::of(inputs?.into()))));
+        let member = TaskMember::new(RequestSlot(0), rows, Some(Arc::new(RequestEntry::of(inputs.into()))));
         let model = ModelId(batch.block as u16);
         let (block, lane) = (BlockId(0), LaneId(0));
         let task = Task { id: TaskId(0), model, block, lane, members: vec![member], length: 1, not_before: None };
@@ -163,7 +211,7 @@ impl ChildEngine {
         let result = self.results.recv().map_err(|cause| cause.to_string())?;
         let progress: Vec<MemberProgress> = result.whole().map_err(|cause| cause.0)?;
         let outputs: Vec<Tensor> = progress.into_iter().flat_map(|progress| progress.outputs).collect();
-        transfer.pack(&outputs.iter().map(outgoing).collect::<Vec<_>>())
+        outbound.pack(&outputs.iter().map(outgoing).collect::<Vec<_>>(), false)
     }
 }
 

@@ -7,9 +7,10 @@
 #[cfg(target_os = "linux")]
 use super::protocol::{CellsCall, CellsReply};
 use super::protocol::{RunReply, RunRequest, receive, send};
+use super::sending::SendingEnd;
 #[cfg(target_os = "linux")]
 use super::shared::send_files;
-use super::transfer::TensorTransfer;
+use super::transfer::{InboundTensors, OutboundTensors};
 use crate::contract::kept::{self, KeptBytes};
 use parking_lot::{Condvar, Mutex};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
@@ -105,7 +106,8 @@ impl Life {
 /// use without one.
 pub(super) struct ProcessConnection {
     socket: UnixStream,
-    transfer: TensorTransfer,
+    sending: Arc<Mutex<SendingEnd>>,
+    inbound: InboundTensors,
     life: Arc<Life>,
     /// Longest allowed duration of one batch.
     limit: Duration,
@@ -118,25 +120,27 @@ pub(super) struct ProcessConnection {
 impl ProcessConnection {
     pub(super) fn new(
         socket: UnixStream,
-        transfer: TensorTransfer,
+        (outbound, inbound): (OutboundTensors, InboundTensors),
         life: Arc<Life>,
         limit: Duration,
         closes: bool,
     ) -> io::Result<ProcessConnection> {
         socket.set_read_timeout(Some(limit))?;
         socket.set_write_timeout(Some(limit))?;
-        Ok(ProcessConnection { socket, transfer, life, limit, closes, kept: KeptBytes::default() })
+        let sending = Arc::new(Mutex::new(SendingEnd::new(socket.try_clone()?, outbound)));
+        Ok(ProcessConnection { socket, sending, inbound, life, limit, closes, kept: KeptBytes::default() })
     }
 
-    /// Returns the way of tensors to and from the process.
-    pub(super) fn transfer(&mut self) -> &mut TensorTransfer {
-        &mut self.transfer
+    /// Returns the end that sends batches.
+    pub(super) fn sending(&self) -> &Arc<Mutex<SendingEnd>> {
+        &self.sending
     }
 
     /// Gives back the memory of this end. The process does the same by itself.
     pub(super) fn release_memory(&mut self) {
-        self.transfer.release_buffers();
-        self.transfer.release_regions();
+        self.inbound.buffers().release();
+        self.inbound.release();
+        self.sending.lock().release_memory();
         self.kept.clear();
     }
 
@@ -149,19 +153,27 @@ impl ProcessConnection {
         !self.life.is_over()
     }
 
-    /// Runs a batch. Returns its reply, with the data of all tensors. An error means that the
-    /// process is of no use any more.
-    pub(super) fn run(&mut self, batch: &RunRequest) -> io::Result<RunReply> {
+    /// Runs a batch. Returns its reply, with the data of all tensors. While the batch runs, another
+    /// thread may send the next one by what `on_sent` returns. An error means that the process is
+    /// of no use any more.
+    pub(super) fn run<T>(
+        &mut self,
+        batch: &RunRequest,
+        on_sent: impl FnOnce(&Arc<Mutex<SendingEnd>>) -> T,
+    ) -> io::Result<RunReply> {
         let mut exchange = self.exchange();
         send(&mut exchange, batch)?;
-        let mut done: RunReply = receive(&mut exchange)?;
+        let sends_ahead = on_sent(&self.sending);
+        let received = receive(&mut exchange);
+        drop(sends_ahead);
+        let mut done: RunReply = received?;
         if done.number != batch.number {
             return Err(io::Error::new(io::ErrorKind::InvalidData, format!("to batch {}", done.number)));
         }
         if let Some(cause) = done.error.as_ref().filter(|cause| is_device_failure(cause)) {
             return Err(io::Error::other(cause.clone()));
         }
-        self.transfer.unpack(&mut done.outputs)?;
+        self.inbound.unpack(&mut done.outputs)?;
         self.kept.set(usize::try_from(done.kept).unwrap_or(0));
         Ok(done)
     }

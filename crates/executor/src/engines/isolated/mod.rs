@@ -16,10 +16,12 @@
 //! reply, or none in time, is killed; see [`life`].
 //!
 //! The tensors of large batches go through memory that both sides have mapped, and neither trusts;
-//! see [`transfer`].
+//! see [`transfer`]. A batch that was gathered while another one runs is sent meanwhile, too, so
+//! that only its number is left to send; see [`sending`].
 //!
 //! Rejected: one process for all batches of a model, which would have to be asynchronous.
 
+mod ahead;
 #[cfg(target_os = "linux")]
 mod cells;
 mod child;
@@ -28,6 +30,7 @@ mod environment;
 mod life;
 mod protocol;
 mod python;
+mod sending;
 #[cfg(target_os = "linux")]
 mod shared;
 mod steps;
@@ -44,9 +47,10 @@ pub use python::PythonEngine;
 
 use crate::contract::model::{EngineData, EngineModel, OnnxBlocks};
 use crate::run::plan::{BlockIo, ModelPlan};
-use crate::run::rows::{BatchTensor, EngineInput};
-use crate::run::runner::{BlockCall, ProcessDown, ReadyModel, Runner};
+use crate::run::rows::BatchTensor;
+use crate::run::runner::{BlockCall, ProcessDown, ReadyModel, Runner, SendAhead};
 use crate::{BlockSource, ExecError, GpuOptions, Isolation, LoadError, LoadedModel, Loss, ModelSource, Outage};
+use ahead::AheadSender;
 use protocol::{LoadBlock, LoadGpu, LoadRequest, RangeMessage, RunReply, RunRequest, fits};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -186,9 +190,9 @@ pub(crate) fn prepare(loaded: &dyn LoadedModel, place: usize) -> Option<Result<R
         plan: Arc::clone(&plan),
         processes: Arc::clone(processes),
         down: ProcessDown::default(),
-        batches: 0,
         least_rows: model.data.least_rows,
         functions: model.data.functions.clone(),
+        ahead: AheadSender::new(processes, &model.data.functions),
     };
     let down = runner.down.clone();
     Some(match processes.attach() {
@@ -202,32 +206,28 @@ struct ProcessRunner {
     plan: Arc<ModelPlan>,
     processes: Arc<ProcessPool>,
     down: ProcessDown,
-    /// Number of batches sent, from which each batch gets its number.
-    batches: u64,
     least_rows: usize,
     /// See [`Isolated::functions`].
     functions: Vec<u32>,
+    ahead: Arc<AheadSender>,
 }
 
 impl ProcessRunner {
     /// Runs a batch in a process and returns its reply, with the data of all tensors.
     fn exchange(&mut self, call: &BlockCall<'_>) -> Result<RunReply, ExecError> {
         let block = self.functions[call.block];
-        let mut connection = self.processes.acquire().map_err(|outage| {
+        let mut connection = self.processes.acquire(call.sent).map_err(|outage| {
             self.down.set(Loss { retry_after: outage.retry_after, inside: false });
             ExecError(format!("{}; it is being started again", outage.cause))
         })?;
-        let inputs: Vec<OutgoingTensor<'_>> = call.inputs.iter().map(outgoing).collect();
+        let inputs: Vec<OutgoingTensor<'_>> = call.inputs.iter().map(OutgoingTensor::from).collect();
         let kept_bound = connection.kept_bound() as u64;
-        let run = connection.transfer().pack(&inputs).and_then(|inputs| {
-            let run = RunRequest {
-                number: self.batches,
-                block,
-                rows: call.rows as u64,
-                inputs,
-                alone: self.plan.sharing.is_stopped(),
-                kept_bound,
-            };
+        let number = call.sent.unwrap_or_else(|| self.processes.next_number());
+        let packed = connection.sending().lock().pack(number, &inputs);
+        let run = packed.and_then(|inputs| {
+            let (rows, alone, was_sent) = (call.rows as u64, self.plan.sharing.is_stopped(), inputs.is_none());
+            let inputs = inputs.unwrap_or_default();
+            let run = RunRequest { number, block, rows, inputs, alone, kept_bound, was_sent, is_ahead: false };
             fits(&run).map(|()| run)
         });
         let run = match run {
@@ -237,7 +237,7 @@ impl ProcessRunner {
                 return Err(ExecError(cause));
             }
         };
-        match connection.run(&run) {
+        match connection.run(&run, |end| self.ahead.open(end)) {
             Ok(done) => {
                 if done.error.is_none() {
                     self.processes.warm_up().record(block as usize, call);
@@ -256,14 +256,15 @@ impl ProcessRunner {
     }
 }
 
-fn outgoing<'a>(input: &EngineInput<'a>) -> OutgoingTensor<'a> {
-    let shape = [input.rows as i64].iter().chain(input.row_shape).copied().collect();
-    OutgoingTensor { name: input.name, datatype: input.datatype, shape, data: input.data }
-}
-
 impl Runner for ProcessRunner {
     fn min_rows(&self) -> usize {
         self.least_rows
+    }
+
+    fn sender(&self) -> Option<Arc<dyn SendAhead>> {
+        // A Python model's process reads nothing while it runs a batch.
+        let reads_ahead = self.processes.declared().is_none();
+        reads_ahead.then(|| Arc::clone(&self.ahead) as Arc<dyn SendAhead>)
     }
 
     /// Gives back what this end keeps. The process does the same by itself.
@@ -272,7 +273,6 @@ impl Runner for ProcessRunner {
     }
 
     fn run(&mut self, call: &BlockCall<'_>) -> Result<Vec<BatchTensor>, ExecError> {
-        self.batches += 1;
         let mut done = self.exchange(call)?;
         if let Some(cause) = done.error {
             return Err(ExecError(cause));

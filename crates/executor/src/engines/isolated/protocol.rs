@@ -1,8 +1,8 @@
 //! Protocol between the server and an engine process: protobuf frames over a socket.
 //!
 //! First the server sends the load request and receives a reply. Then it sends batches, one at a
-//! time, and receives a reply to each. A frame begins with its length. The length is bounded,
-//! because the other side may be faulty.
+//! time, and receives a reply to each. While one runs, it may send the inputs of the next one. A
+//! frame begins with its length. The length is bounded, because the other side may be faulty.
 
 use crate::contract::buffer::is_aligned;
 use crate::run::rows::BatchTensor;
@@ -215,6 +215,12 @@ pub(super) struct RunRequest {
     /// Bytes beyond which the process keeps no memory for further batches.
     #[prost(uint64, tag = "6")]
     pub(super) kept_bound: u64,
+    /// Whether these are inputs only: the batch runs if the next request has its number.
+    #[prost(bool, tag = "7")]
+    pub(super) is_ahead: bool,
+    /// Whether the inputs were sent ahead.
+    #[prost(bool, tag = "8")]
+    pub(super) was_sent: bool,
 }
 
 /// Result of a batch or of loading: outputs or an error.
@@ -333,7 +339,7 @@ mod tests {
         let data = Bytes::from_static(&[1, 2, 3, 4]);
         let (name, datatype) = ("x".to_owned(), number(DataType::Fp32));
         let tensor = PackedTensor { name, datatype, shape: vec![1, 1], data, shared: None };
-        RunRequest { block: 1, rows: 1, inputs: vec![tensor], number: 7, alone: false, kept_bound: 9 }
+        RunRequest { block: 1, rows: 1, inputs: vec![tensor], number: 7, kept_bound: 9, ..RunRequest::default() }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::declaration::accept;
 use super::environment::{diagnose_python, set_environment, set_threads};
 use super::life::{Life, ProcessConnection, is_timeout};
 use super::protocol::{Declaration, LoadRequest, RunReply, RunRequest, receive, send};
-use super::transfer::TensorTransfer;
+use super::transfer::offer;
 use super::warm_up::ProcessWarmUp;
 use crate::{LoadError, Outage};
 use parking_lot::{Condvar, Mutex};
@@ -14,6 +14,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
@@ -37,6 +38,8 @@ pub(super) struct ProcessPool {
     state: Mutex<ProcessPoolState>,
     /// Notified when a process becomes idle or ends.
     changed: Condvar,
+    /// Number of the next batch; warm-up batches have 0.
+    batches: AtomicU64,
 }
 
 #[derive(Default)]
@@ -64,8 +67,8 @@ impl ProcessPool {
         load: LoadRequest,
         warm_up: Arc<ProcessWarmUp>,
     ) -> Arc<ProcessPool> {
-        let (declared, state) = (Arc::default(), Mutex::default());
-        Arc::new(ProcessPool { model, isolation, load, warm_up, declared, state, changed: Condvar::new() })
+        let (declared, state, batches) = (Arc::default(), Mutex::default(), AtomicU64::new(1));
+        Arc::new(ProcessPool { model, isolation, load, warm_up, declared, state, changed: Condvar::new(), batches })
     }
 
     /// Returns the blocks that the model's first process has declared; `None` for ONNX models.
@@ -136,14 +139,22 @@ impl ProcessPool {
         self.state.lock().wanted -= 1;
     }
 
-    /// Waits for an idle process. While some processes are missing, the lanes share the others. If
-    /// a lane without a process failed its tasks immediately, the scheduler would send it most of
-    /// the work.
-    pub(super) fn acquire(&self) -> Result<ProcessConnection, Outage> {
+    /// Returns the number of a further batch.
+    pub(super) fn next_number(&self) -> u64 {
+        self.batches.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Waits for an idle process, preferably the one that this batch was sent to. While some
+    /// processes are missing, the lanes share the others. If a lane without a process failed its
+    /// tasks immediately, the scheduler would send it most of the work.
+    pub(super) fn acquire(&self, sent: Option<u64>) -> Result<ProcessConnection, Outage> {
         let until = Instant::now() + self.isolation.task_limit;
         let mut state = self.state.lock();
         loop {
-            match state.idle.pop() {
+            let has =
+                |connection: &ProcessConnection| sent.is_some_and(|number| connection.sending().lock().has(number));
+            let at = state.idle.iter().position(has);
+            match at.map(|at| state.idle.swap_remove(at)).or_else(|| state.idle.pop()) {
                 Some(connection) if connection.is_open() => return Ok(connection),
                 Some(_) => {}
                 None if state.up > 0 && !self.changed.wait_until(&mut state, until).timed_out() => {}
@@ -318,7 +329,7 @@ impl Supervisor {
     fn load(&self, mut socket: UnixStream, life: &Arc<Life>) -> Result<ProcessConnection, Option<String>> {
         let failed =
             |cause: io::Error| is_timeout(&cause).then(|| format!("it did not load the model within {LOAD_LIMIT:?}"));
-        let transfer = TensorTransfer::offer(&socket).map_err(failed)?;
+        let transfer = offer(&socket).map_err(failed)?;
         send(&mut socket, &self.load).map_err(failed)?;
         let reply: RunReply = receive(&mut socket).map_err(failed)?;
         if reply.error.is_some() {
@@ -339,16 +350,10 @@ impl Supervisor {
     /// failure: requests will show it.
     fn warm(&self, connection: &mut ProcessConnection) -> io::Result<()> {
         self.warm_up.run(&mut |block, rows, inputs| {
-            let inputs = connection.transfer().pack(inputs).map_err(io::Error::other)?;
-            let batch = RunRequest {
-                number: 0,
-                block: block as u32,
-                rows: rows as u64,
-                inputs,
-                alone: false,
-                kept_bound: u64::MAX,
-            };
-            connection.run(&batch).map(drop)
+            let inputs = connection.sending().lock().pack(0, inputs).map_err(io::Error::other)?.unwrap_or_default();
+            let (block, rows) = (block as u32, rows as u64);
+            let batch = RunRequest { block, rows, inputs, kept_bound: u64::MAX, ..RunRequest::default() };
+            connection.run(&batch, |_| ()).map(drop)
         })
     }
 }

@@ -3,18 +3,23 @@
 //!
 //! Through a socket, a tensor is copied into a frame, into the system's buffers, and out of them in
 //! parts, for each of which a thread wakes. Through shared memory it is copied in and out once.
+//!
+//! A batch that is sent while another one runs is written beside that one, which the process may
+//! not have read yet.
 
 use super::protocol::{MAX_FRAME, MAX_SHARED, PackedTensor, SharedRange, number, too_large};
 #[cfg(target_os = "linux")]
-use super::shared::SharedRegions;
+use super::shared::{GrowingMemory, SharedRegions};
 #[cfg(not(target_os = "linux"))]
-use super::unshared::NoRegions as SharedRegions;
+use super::unshared::{NoMemory as GrowingMemory, NoRegions as SharedRegions};
 use crate::contract::buffer::AlignedBuffer;
 use crate::contract::kept::KeptBytes;
+use crate::run::rows::EngineInput;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use ripieno_model::DataType;
 use std::io;
+use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
@@ -33,81 +38,104 @@ pub(super) struct OutgoingTensor<'a> {
     pub(super) data: &'a [u8],
 }
 
-/// One end of a connection, as far as tensors are concerned.
-pub(super) struct TensorTransfer {
-    shared: Option<SharedRegions>,
-    buffers: ReadBuffers,
-    /// Used part of the region that this end writes.
-    kept_outbound: KeptBytes,
-    /// Used part of the region that the other end writes.
-    kept_inbound: KeptBytes,
+impl<'a> From<&EngineInput<'a>> for OutgoingTensor<'a> {
+    fn from(input: &EngineInput<'a>) -> OutgoingTensor<'a> {
+        let shape = [input.rows as i64].iter().chain(input.row_shape).copied().collect();
+        OutgoingTensor { name: input.name, datatype: input.datatype, shape, data: input.data }
+    }
 }
 
-impl TensorTransfer {
-    fn new(shared: Option<SharedRegions>) -> TensorTransfer {
-        let (kept_outbound, kept_inbound) = (KeptBytes::default(), KeptBytes::default());
-        TensorTransfer { shared, buffers: ReadBuffers::default(), kept_outbound, kept_inbound }
-    }
+/// The tensors that one end of a connection sends.
+#[derive(Default)]
+pub(super) struct OutboundTensors {
+    region: Option<GrowingMemory>,
+    /// Used part of the region.
+    kept: KeptBytes,
+    /// Part of the region that the last batch is in.
+    last: Range<usize>,
+}
 
-    /// Begins at the server's end of a new connection.
-    pub(super) fn offer(socket: &UnixStream) -> io::Result<TensorTransfer> {
-        Ok(TensorTransfer::new(SharedRegions::offer(socket)?))
-    }
+/// The tensors that one end of a connection receives.
+#[derive(Default)]
+pub(super) struct InboundTensors {
+    region: Option<GrowingMemory>,
+    /// Used part of the region.
+    kept: KeptBytes,
+    buffers: ReadBuffers,
+}
 
-    /// Begins at the process's end of a new connection.
-    pub(super) fn accept(socket: &UnixStream) -> io::Result<TensorTransfer> {
-        Ok(TensorTransfer::new(SharedRegions::accept(socket)?))
-    }
+fn halves(regions: Option<SharedRegions>) -> (OutboundTensors, InboundTensors) {
+    let (outbound, inbound) = regions.map(|both| (both.outbound, both.inbound)).unzip();
+    let outbound = OutboundTensors { region: outbound, ..OutboundTensors::default() };
+    (outbound, InboundTensors { region: inbound, ..InboundTensors::default() })
+}
 
-    /// Gives back the buffers that are kept for further batches.
-    pub(super) fn release_buffers(&mut self) {
-        self.buffers.0.lock().clear();
-    }
+/// Begins at the server's end of a new connection.
+pub(super) fn offer(socket: &UnixStream) -> io::Result<(OutboundTensors, InboundTensors)> {
+    Ok(halves(SharedRegions::offer(socket)?))
+}
 
-    /// Gives back the memory that both ends share. Only the server's end may call it, and only
-    /// between two batches: the process cannot know whether the server has read its last reply.
-    pub(super) fn release_regions(&mut self) {
-        let used = self.shared_bytes() > 0;
-        if let Some(shared) = self.shared.as_mut().filter(|_| used) {
-            // Where the system cannot give pages back, they stay for the next batch.
-            let _ = shared.outbound.release().and_then(|()| shared.inbound.release());
-        }
-        self.kept_outbound.clear();
-        self.kept_inbound.clear();
-    }
+/// Begins at the process's end of a new connection.
+pub(super) fn accept(socket: &UnixStream) -> io::Result<(OutboundTensors, InboundTensors)> {
+    Ok(halves(SharedRegions::accept(socket)?))
+}
 
-    /// Returns the used bytes of the memory that both ends share.
+impl OutboundTensors {
+    /// Returns the used bytes of the shared memory.
     pub(super) fn shared_bytes(&self) -> usize {
-        self.kept_outbound.bytes() + self.kept_inbound.bytes()
+        self.kept.bytes()
     }
 
-    /// Prepares tensors for a frame. Until its answer arrives, nothing else may be packed.
-    pub(super) fn pack(&mut self, tensors: &[OutgoingTensor<'_>]) -> Result<Vec<PackedTensor>, String> {
-        let places = tensors.iter().scan(0, |next, tensor| {
-            let at = *next;
-            *next = at + tensor.data.len().next_multiple_of(ALIGNMENT);
-            Some(at)
-        });
-        let places: Vec<usize> = places.collect();
-        let total = places.iter().zip(tensors).map(|(at, tensor)| at + tensor.data.len()).max().unwrap_or(0);
+    /// Gives the pages of the shared memory back to the system. Only the server's end may call it,
+    /// and only if the process has read everything.
+    pub(super) fn release(&mut self) {
+        release(&mut self.region, &mut self.kept);
+    }
+
+    /// Prepares tensors for a frame. The other end must have read all batches but the last one, and
+    /// that one, too, if it is not `beside` it.
+    pub(super) fn pack(&mut self, tensors: &[OutgoingTensor<'_>], beside: bool) -> Result<Vec<PackedTensor>, String> {
+        let sizes = tensors.iter().map(|tensor| tensor.data.len().next_multiple_of(ALIGNMENT));
+        let total: usize = sizes.clone().sum();
         if total > MAX_FRAME {
             return Err(too_large(total).to_string());
         }
-        let large = (MIN_SHARED..=MAX_SHARED).contains(&total);
-        let outbound = self.shared.as_mut().filter(|_| large).map(|shared| &mut shared.outbound);
+        let start = if !beside || total <= self.last.start { 0 } else { self.last.end };
+        let large = total >= MIN_SHARED && start + total <= MAX_SHARED;
         // Without memory for a region, the frame holds the tensors.
-        let mut outbound = outbound.and_then(|region| region.reserve(total).is_ok().then_some(region));
-        if outbound.is_some() {
-            self.kept_outbound.raise_to(total);
+        let region = self.region.as_mut().filter(|_| large);
+        let mut region = region.and_then(|region| region.reserve(start + total).is_ok().then_some(region));
+        if region.is_some() {
+            self.kept.raise_to(start + total);
+            self.last = start..start + total;
         }
+        let places = sizes.scan(start, |next, size| Some(std::mem::replace(next, *next + size)));
         let pack = |(tensor, at): (&OutgoingTensor<'_>, usize)| {
             let OutgoingTensor { name, datatype, ref shape, data } = *tensor;
-            let written = outbound.as_mut().is_some_and(|region| region.write(at, data).is_ok());
+            let written = region.as_mut().is_some_and(|region| region.write(at, data).is_ok());
             let shared = written.then_some(SharedRange { at: at as u64, length: data.len() as u64 });
             let data = if written { Bytes::new() } else { Bytes::copy_from_slice(data) };
             PackedTensor { name: name.to_owned(), datatype: number(datatype), shape: shape.clone(), data, shared }
         };
         Ok(tensors.iter().zip(places).map(pack).collect())
+    }
+}
+
+impl InboundTensors {
+    /// Returns the used bytes of the shared memory.
+    pub(super) fn shared_bytes(&self) -> usize {
+        self.kept.bytes()
+    }
+
+    /// Gives the pages of the shared memory back to the system. Only the server's end may call it,
+    /// and only between two batches: the process cannot know whether its last reply was read.
+    pub(super) fn release(&mut self) {
+        release(&mut self.region, &mut self.kept);
+    }
+
+    /// Returns the buffers that are kept for further batches.
+    pub(super) fn buffers(&self) -> ReadBuffers {
+        self.buffers.clone()
     }
 
     /// Fetches the data of received tensors from shared memory.
@@ -117,25 +145,38 @@ impl TensorTransfer {
         for tensor in tensors {
             let Some(SharedRange { at, length }) = tensor.shared.take() else { continue };
             let none = || io::Error::new(io::ErrorKind::InvalidData, "a tensor in memory that is not shared");
-            let inbound = &mut self.shared.as_mut().ok_or_else(none)?.inbound;
+            let region = self.region.as_mut().ok_or_else(none)?;
             let length = usize::try_from(length).ok().filter(|&length| length <= left).ok_or_else(none)?;
             left -= length;
             let at = usize::try_from(at).map_err(|_| none())?;
             let mut lent = self.buffers.take(length);
-            inbound.read(at, lent.buffer.first_mut(length))?;
-            self.kept_inbound.raise_to(at + length);
+            region.read(at, lent.buffer.first_mut(length))?;
+            self.kept.raise_to(at + length);
             tensor.data = Bytes::from_owner(lent);
         }
         Ok(())
     }
 }
 
+fn release(region: &mut Option<GrowingMemory>, kept: &mut KeptBytes) {
+    if let Some(region) = region.as_mut().filter(|_| kept.bytes() > 0) {
+        // Where the system cannot give pages back, they stay for the next batch.
+        let _ = region.release();
+    }
+    kept.clear();
+}
+
 /// Buffers that tensors were read into, kept for further tensors. New memory would cost as much
 /// time as the copy.
 #[derive(Clone, Default)]
-struct ReadBuffers(Arc<Mutex<Vec<AlignedBuffer>>>);
+pub(super) struct ReadBuffers(Arc<Mutex<Vec<AlignedBuffer>>>);
 
 impl ReadBuffers {
+    /// Gives the memory of the buffers back.
+    pub(super) fn release(&self) {
+        self.0.lock().clear();
+    }
+
     fn take(&self, bytes: usize) -> LentBuffer {
         let buffer = self.0.lock().pop().unwrap_or_default();
         LentBuffer { buffer, bytes, pool: self.clone() }
@@ -168,10 +209,12 @@ impl Drop for LentBuffer {
 mod tests {
     use super::*;
 
-    fn pair() -> (TensorTransfer, TensorTransfer) {
+    type Tensors = (OutboundTensors, InboundTensors);
+
+    fn pair() -> (Tensors, Tensors) {
         let (one, two) = UnixStream::pair().unwrap();
-        let server = TensorTransfer::offer(&one).unwrap();
-        (server, TensorTransfer::accept(&two).unwrap())
+        let server = offer(&one).unwrap();
+        (server, accept(&two).unwrap())
     }
 
     fn tensor(data: &[u8]) -> OutgoingTensor<'_> {
@@ -184,51 +227,68 @@ mod tests {
         for round in 0..3 {
             for sizes in [[3, 5], [MIN_SHARED, 7], [1, 3 << 20]] {
                 let parts = sizes.map(|size| (0..size).map(|at| (at * 7 + round) as u8).collect::<Vec<u8>>());
-                let mut packed = server.pack(&[tensor(&parts[0]), tensor(&parts[1])]).unwrap();
+                let mut packed = server.0.pack(&[tensor(&parts[0]), tensor(&parts[1])], round > 0).unwrap();
                 let large = sizes.iter().sum::<usize>() >= MIN_SHARED;
                 assert!(
                     packed.iter().all(|packed| packed.shared.is_some() == large && packed.data.is_empty() == large)
                 );
-                child.unpack(&mut packed).unwrap();
+                child.1.unpack(&mut packed).unwrap();
                 assert_eq!(packed.iter().map(|packed| packed.data.to_vec()).collect::<Vec<_>>(), parts);
             }
         }
-        let kept = child.buffers.0.lock().len();
+        let kept = child.1.buffers.0.lock().len();
         assert!((1..=KEPT_BUFFERS).contains(&kept), "buffers are used again: {kept}");
-        assert!(server.kept_outbound.bytes() > 3 << 20 && child.kept_inbound.bytes() > 3 << 20);
-        server.release_regions();
-        child.release_buffers();
-        assert_eq!((server.kept_outbound.bytes(), child.buffers.0.lock().len()), (0, 0));
-        let mut packed = server.pack(&[tensor(&[7; MIN_SHARED])]).unwrap();
-        child.unpack(&mut packed).unwrap();
+        assert!(server.0.shared_bytes() > 3 << 20 && child.1.shared_bytes() > 3 << 20);
+        server.0.release();
+        child.1.buffers().release();
+        assert_eq!((server.0.shared_bytes(), child.1.buffers.0.lock().len()), (0, 0));
+        let mut packed = server.0.pack(&[tensor(&[7; MIN_SHARED])], false).unwrap();
+        child.1.unpack(&mut packed).unwrap();
         assert_eq!(packed[0].data, vec![7; MIN_SHARED], "it can be used again");
+    }
+
+    #[test]
+    fn a_batch_beside_another_one_leaves_it_as_it_was() {
+        let (mut server, mut child) = pair();
+        let mut before: Option<(Vec<PackedTensor>, u8)> = None;
+        for (round, size) in [1, 1, 1, 3, 1, 2, 2, 5, 1, 1].into_iter().enumerate() {
+            let byte = round as u8;
+            let packed = server.0.pack(&[tensor(&vec![byte; size * MIN_SHARED])], before.is_some()).unwrap();
+            if let Some((mut packed, byte)) = before.replace((packed, byte)) {
+                child.1.unpack(&mut packed).unwrap();
+                assert!(packed[0].data.iter().all(|&read| read == byte), "round {round}");
+            }
+        }
+        assert!(server.0.shared_bytes() <= 10 * MIN_SHARED, "the memory of earlier batches is used again");
+        let far = server.0.pack(&[tensor(&vec![7; MAX_SHARED - MIN_SHARED])], true).unwrap();
+        assert!(far[0].shared.is_none(), "what does not fit beside it goes in the frame");
     }
 
     #[test]
     fn without_shared_memory_frames_hold_the_tensors() {
         let (mut server, mut child) = pair();
-        (server.shared, child.shared) = (None, None);
+        (server.0.region, child.1.region) = (None, None);
         let data = vec![7; 2 * MIN_SHARED];
-        let mut packed = server.pack(&[tensor(&data)]).unwrap();
-        child.unpack(&mut packed).unwrap();
+        let mut packed = server.0.pack(&[tensor(&data)], false).unwrap();
+        child.1.unpack(&mut packed).unwrap();
         assert_eq!(packed[0].data, data);
         let shared = Some(SharedRange { at: 0, length: 1 });
         let faulty = PackedTensor { shared, ..packed.remove(0) };
-        assert!(child.unpack(&mut [faulty]).is_err());
+        assert!(child.1.unpack(&mut [faulty]).is_err());
     }
 
     #[test]
     fn a_range_beyond_the_memory_is_an_error() {
         let (mut server, mut child) = pair();
         let data = vec![7; MIN_SHARED];
-        let packed = child.pack(&[tensor(&data)]).unwrap().remove(0);
+        let packed = child.0.pack(&[tensor(&data)], false).unwrap().remove(0);
         for (at, length) in [(u64::MAX, 1), (0, u64::MAX), (0, MAX_SHARED as u64), (1 << 40, 1)] {
             let shared = Some(SharedRange { at, length });
-            let cause = server.unpack(&mut [PackedTensor { shared, ..packed.clone() }]).unwrap_err();
+            let cause = server.1.unpack(&mut [PackedTensor { shared, ..packed.clone() }]).unwrap_err();
             assert_eq!(cause.kind(), io::ErrorKind::InvalidData, "{at} {length}");
         }
         let shared = Some(SharedRange { at: 0, length: MIN_SHARED as u64 });
         let mut overlapping = vec![PackedTensor { shared, ..packed }; MAX_SHARED / MIN_SHARED + 1];
-        assert!(server.unpack(&mut overlapping).is_err(), "more than is shared");
+        assert!(server.1.unpack(&mut overlapping).is_err(), "more than is shared");
     }
 }

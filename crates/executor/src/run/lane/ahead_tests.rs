@@ -4,7 +4,7 @@ use super::tests::{Scripted, model, options, task};
 use super::*;
 use crate::contract::model::EngineModel;
 use crate::run::rows::BatchTensor;
-use crate::run::runner::{BlockCall, Runner};
+use crate::run::runner::{BlockCall, Runner, SendAhead};
 use crate::{MemberProgress, TaskMember};
 use parking_lot::Mutex;
 use ripieno_base::{LaneId, Lcg, RequestSlot};
@@ -17,6 +17,19 @@ const PATIENCE: Duration = Duration::from_secs(60);
 struct Gated {
     begun: Sender<Vec<u8>>,
     permission: Permissions,
+    ahead: Arc<SentBatches>,
+}
+
+/// The bytes of each batch that was sent ahead, by its number.
+#[derive(Default)]
+struct SentBatches(Mutex<Vec<Vec<u8>>>);
+
+impl SendAhead for SentBatches {
+    fn send_ahead(&self, call: &BlockCall<'_>) -> Option<u64> {
+        let mut sent = self.0.lock();
+        sent.push(call.inputs[0].data.to_vec());
+        Some(sent.len() as u64 - 1)
+    }
 }
 
 /// A receiver that the runners of several attachments share.
@@ -24,9 +37,17 @@ type Permissions = Arc<Mutex<Receiver<()>>>;
 
 impl Runner for Gated {
     fn run(&mut self, call: &BlockCall<'_>) -> Result<Vec<BatchTensor>, ExecError> {
-        self.begun.send(call.inputs[0].data.to_vec()).unwrap();
+        let bytes = call.inputs[0].data.to_vec();
+        if let Some(number) = call.sent {
+            assert_eq!(self.ahead.0.lock()[number as usize], bytes, "it is the batch that was sent");
+        }
+        self.begun.send(bytes).unwrap();
         self.permission.lock().recv_timeout(PATIENCE).unwrap();
         Scripted.run(call)
+    }
+
+    fn sender(&self) -> Option<Arc<dyn SendAhead>> {
+        Some(Arc::clone(&self.ahead) as Arc<dyn SendAhead>)
     }
 }
 
@@ -36,6 +57,7 @@ struct GatedDevice {
     begun: Receiver<Vec<u8>>,
     permit: Sender<()>,
     results: Receiver<TaskResult>,
+    ahead: Arc<SentBatches>,
 }
 
 impl GatedDevice {
@@ -47,9 +69,12 @@ impl GatedDevice {
     fn on(on_gpu: bool, depth: usize) -> GatedDevice {
         let ((begin, begun), (permit, permission)) = (channel(), channel());
         let permission = Arc::new(Mutex::new(permission));
+        let ahead = Arc::<SentBatches>::default();
+        let sent = Arc::clone(&ahead);
         let prepare: Prepare = Box::new(move |loaded, _| {
             let plan = Arc::clone(&EngineModel::<()>::of(loaded, "scripted")?.plan);
-            let runner = Gated { begun: begin.clone(), permission: Arc::clone(&permission) };
+            let (begun, permission, ahead) = (begin.clone(), Arc::clone(&permission), Arc::clone(&sent));
+            let runner = Gated { begun, permission, ahead };
             Ok(ReadyModel::new(plan, Box::new(runner)))
         });
         let (sender, results) = channel();
@@ -58,7 +83,7 @@ impl GatedDevice {
         let device =
             LaneDevice::open_with(options, GatherOptions { min_gather: Duration::ZERO, on_gpu }, sink).unwrap();
         device.attach(ModelId(0), Arc::new(model()));
-        let gated = GatedDevice { device, begun, permit, results };
+        let gated = GatedDevice { device, begun, permit, results, ahead };
         gated.submit(90, task(0, &[(90, 90)]));
         gated.run(&[90]);
         assert!(gated.result(90).is_ok());
@@ -119,6 +144,7 @@ fn the_next_batch_is_gathered_while_one_computes() {
     gated.submit(0, task(0, &[(4, 14)]));
     gated.run(&[14]);
     assert_eq!((only(gated.result(0)), gated.device.tasks_gathered_ahead()), (None, 3));
+    assert_eq!(*gated.ahead.0.lock(), vec![[12, 13]; 3], "each was sent to the engine meanwhile");
 }
 
 #[test]
@@ -212,7 +238,7 @@ fn every_accepted_task_ends_once_when_the_device_is_dropped() {
     (0..4).for_each(|id| gated.submit(id, task(0, &[(id, 10 + id as u8)])));
     gated.begins(&[10]);
     gated.waits_for_gathered(1);
-    let GatedDevice { device, begun: _begun, permit, results } = gated;
+    let GatedDevice { device, begun: _begun, permit, results, .. } = gated;
     (0..4).for_each(|_| permit.send(()).unwrap());
     drop(device);
     assert_eq!(results.iter().map(|result| result.id.0).collect::<Vec<_>>(), [0, 1, 2, 3]);

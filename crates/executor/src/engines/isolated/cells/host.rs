@@ -79,7 +79,7 @@ impl CellProcesses {
 
     /// Returns the model in a process that runs.
     pub(crate) fn open_process(&self) -> Result<Arc<dyn ModelOnDevice>, Outage> {
-        let connection = self.pool.acquire()?;
+        let connection = self.pool.acquire(None)?;
         Ok(Arc::new(ProcessModel {
             life: Arc::clone(connection.life()),
             connection: Mutex::new(Some(connection)),
