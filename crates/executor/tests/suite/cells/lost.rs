@@ -29,11 +29,14 @@ impl CellProcess {
         CellProcess { bench: Bench::new(&CudaCellsEngine::on_host(0).with_depth(4), source, devices), folder }
     }
 
-    /// Sends a signal to the process that was started last.
+    /// Sends a signal to the process that was started last. Returns once a stopped one is stopped.
     fn signal(&self, signal: Signal) {
         let pids = std::fs::read_to_string(self.folder.0.join("pids")).unwrap();
         let last = pids.lines().last().unwrap().parse().unwrap();
         kill_process(Pid::from_raw(last).unwrap(), signal).unwrap();
+        if signal == Signal::STOP {
+            until(|| is_stopped(last).then_some(()));
+        }
     }
 
     fn result(&self) -> TaskResult {
@@ -52,6 +55,13 @@ impl CellProcess {
         let answers = self.bench.answer_all(&requests, 12, &mut random);
         sent.iter().zip(&answers).for_each(|(sent, answer)| check(walk, sent, answer));
     }
+}
+
+/// Whether each thread of a process is stopped: one that runs stops some time after the signal.
+fn is_stopped(pid: i32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().map(|thread| thread.unwrap().path());
+    let stopped = |stat: String| stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'));
+    threads.map(|thread| std::fs::read_to_string(thread.join("stat"))).all(|stat| stat.is_ok_and(stopped))
 }
 
 fn sent(first: i64) -> Sent {
