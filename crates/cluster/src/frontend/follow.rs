@@ -26,10 +26,9 @@ struct SchedulerView {
     /// Whether clients do not know of them.
     models_are_new: bool,
     devices: u32,
-    /// Epoch and id of the scheduler, if it is the primary.
-    primary: Option<(Epoch, ProcessId)>,
-    /// Time of the first heartbeat of that epoch.
-    primary_since: Option<Instant>,
+    /// Epoch and id of the scheduler, if it is the primary, and the time of its first heartbeat of
+    /// that epoch.
+    primary: Option<((Epoch, ProcessId), Instant)>,
 }
 
 impl FrontendShared {
@@ -119,8 +118,9 @@ impl FrontendShared {
                 }
             }
             Message::Heartbeat(epoch, process, _) => {
-                if said.primary.replace((epoch, process)) != said.primary {
-                    said.primary_since = Some(Instant::now());
+                let primary = (epoch, process);
+                if said.primary.is_none_or(|(known, _)| known != primary) {
+                    said.primary = Some((primary, Instant::now()));
                 }
                 self.follow_if_primary(link, said)?;
             }
@@ -134,7 +134,7 @@ impl FrontendShared {
     /// its models are known. A scheduler learns of models as backends connect to it: another one is
     /// followed once it lists all served ones, at the latest when requests would wait no longer.
     fn follow_if_primary(&self, link: &Arc<PeerLink>, said: &mut SchedulerView) -> io::Result<()> {
-        let (Some((epoch, process)), Some(models)) = (said.primary, &said.models) else { return Ok(()) };
+        let (Some(((epoch, process), since)), Some(models)) = (said.primary, &said.models) else { return Ok(()) };
         if self.epoch() > epoch.0 {
             link.send(&Message::Fenced(Epoch(self.epoch())));
             return Ok(());
@@ -143,8 +143,7 @@ impl FrontendShared {
         let table = self.table.lock();
         let (is_new, timeout) = (!table.is_primary(link), table.scheduler_timeout);
         drop(table);
-        let may_learn = said.primary_since.is_some_and(|since| since.elapsed() < timeout);
-        if is_new && may_learn && !self.models.read().are_in(models) {
+        if is_new && since.elapsed() < timeout && !self.models.read().are_in(models) {
             return Ok(());
         }
         if said.models_are_new || is_new {
@@ -188,15 +187,14 @@ mod tests {
     use crate::offer::encode_served;
     use crate::plane::{Tcp, Transport, accept_handshake};
     use std::net::Ipv4Addr;
-    use std::sync::mpsc::channel;
+    use std::sync::mpsc::{Receiver, channel};
 
     /// Starts a frontend of schedulers that the test plays. Returns their connections, and what the
     /// frontend tells clients: the number of models, each time.
-    fn played(timeout: Duration) -> (Frontend, [Arc<PeerLink>; 2], std::sync::mpsc::Receiver<usize>) {
+    fn played(scheduler_timeout: Duration) -> (Frontend, [Arc<PeerLink>; 2], Receiver<usize>) {
         let anywhere = (Ipv4Addr::LOCALHOST, 0).into();
         let listeners = [(); 2].map(|()| Tcp.listen(anywhere).unwrap());
         let schedulers = listeners.iter().map(|listener| listener.address().to_string()).collect();
-        let scheduler_timeout = timeout;
         let config = FrontendConfig { schedulers, data: anywhere, advertised: None, max_live: 8, scheduler_timeout };
         let (sender, told) = channel();
         let frontend =
