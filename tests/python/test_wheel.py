@@ -2,6 +2,7 @@
 
 maturin asks cargo for the binary alone. cargo would then settle on other features of some dependencies than for the whole
 workspace, and build two dozen crates again; so maturin's cargo is a script that gives the workspace's build, which is there, without the binary's own tests.
+maturin moves the binary that it is given, so the script gives a copy: other tests start the binary meanwhile.
 """
 
 import json
@@ -23,7 +24,8 @@ from test_texts import write as write_texts
 CARGO = """#!/bin/sh
 test "$1" = rustc || exec cargo "$@"
 cargo build --workspace --bins --tests --locked --message-format json-render-diagnostics |
-    grep -v '"profile":{[^}]*"test":true'
+    grep -v '"profile":{[^}]*"test":true' | sed "s|\\"$CARGO_TARGET_DIR/debug/ripieno\\"|\\"$BINARY\\"|g"
+cp "$CARGO_TARGET_DIR/debug/ripieno" "$BINARY"
 """
 
 
@@ -57,7 +59,8 @@ def installed(tmp_path_factory):
     cargo.chmod(0o755)
     maturin = pathlib.Path(sys.executable).parent / "maturin"
     build = (maturin, "build", "--profile", "dev", "--compatibility", "linux", "--out", folder)
-    run(*build, CARGO=str(cargo), CARGO_TARGET_DIR=str(TARGET))
+    (folder / "built").mkdir()
+    run(*build, CARGO=str(cargo), CARGO_TARGET_DIR=str(TARGET), BINARY=str(folder / "built" / "ripieno"))
     (wheel,) = folder.glob("ripieno-*.whl")
     run(sys.executable, "-m", "venv", folder / "venv")
     programs = folder / "venv" / "bin"
