@@ -22,9 +22,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// Maximum steps of a request that wait for the client to read them.
-pub(crate) const MAX_UNREAD: usize = 256;
-
 /// A response, and the entry whose statistics the caller completes after encoding it.
 pub(crate) struct Inferred {
     pub(crate) response: InferResponse,
@@ -196,9 +193,7 @@ async fn prepare(
     if let (Some(room), Some(input)) = (copied, copy) {
         input.data = hold(std::mem::take(&mut input.data), room);
     }
-    // A streamed response needs memory for every step that may wait to be read.
-    let parts = if has_steps && entry.streams { MAX_UNREAD } else { 1 };
-    let room = budget.reserve(answer_bytes(&entry, rows, outputs.iter().copied()).saturating_mul(parts))?;
+    let room = budget.reserve(answer_bytes(&entry, rows, outputs.iter().copied()))?;
     let timeout = [timeout, own_timeout, slo].into_iter().flatten().min();
     let (decoding, room, turn, awaited) = (received.elapsed(), Some(room), None, Awaited::Nothing);
     let accepted = Accepted { entry, outputs, slices, id, decoding, rows, room, timeout, turn, awaited };

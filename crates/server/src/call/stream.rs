@@ -1,33 +1,44 @@
 //! An inference with a streamed response: one part per step of the walk, and a last one.
 //!
-//! Steps come from the scheduler's thread, which must not block, so they go into a bounded channel.
-//! If a client reads too slowly, the channel fills up and its request fails: [`MAX_UNREAD`] steps
-//! far exceed any network delay, and merging steps into larger parts would only postpone the
-//! failure. Other clients are not affected, and memory stays bounded.
+//! Steps come from the scheduler's thread, which must not block, so they wait in a channel. Their
+//! bytes count towards the memory of the server and its client. A request fails if it leaves more
+//! than [`MAX_UNREAD`] steps of more than [`MAX_UNREAD_BYTES`] unread. A bound on the number alone
+//! would be reached while this process stands still: in a cluster, thousands of small steps then
+//! arrive together. Merging steps into larger parts would only postpone the failure.
 
 use crate::call::delivery::deliver;
-use crate::call::infer::{Accepted, InferCall, MAX_UNREAD, accept, delivered};
-use crate::limits::budget::MemoryBudget;
+use crate::call::infer::{Accepted, InferCall, accept, delivered};
+use crate::limits::budget::{MemoryBudget, Reservation};
 use crate::problem::{Problem, ProblemKind};
 use crate::state::ServerState;
+use parking_lot::Mutex;
 use ripieno_executor::Tensor;
 use ripieno_repository::registry::ServedEntry;
 use ripieno_runtime::{OnStep, StreamedStep};
 use ripieno_wire::{InferResponse, Parameter, ResponseTensor};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::mpsc::{self, Receiver};
 
 /// Parameter that marks the last part, as in Triton.
 const FINAL_PARAMETER: &str = "triton_final_response";
 
+/// Steps of a request that may wait for the client to read them, however large they are.
+const MAX_UNREAD: usize = 256;
+
+/// Bytes of a request's steps that may wait, however many steps they are.
+const MAX_UNREAD_BYTES: usize = 4 << 20;
+
+/// Bytes that a tensor of a waiting step takes beside its elements.
+const TENSOR_BYTES: usize = 256;
+
 /// An inference in progress. Dropping it withdraws the request.
 pub(crate) struct AnswerParts {
     accepted: Accepted,
-    steps: Receiver<StreamedStep>,
-    /// Whether a step found the channel full.
-    overflown: Arc<AtomicBool>,
+    /// Steps that wait to be read, with their memory.
+    steps: Receiver<(StreamedStep, Reservation)>,
+    /// The error of the first step for which there was no memory.
+    refused: Arc<Mutex<Option<Problem>>>,
     /// Outputs that arrived in steps.
     streamed: BTreeSet<String>,
     /// Outputs of the last step, sent together with the rest of the answer.
@@ -50,22 +61,26 @@ impl AnswerParts {
         budget: &Arc<MemoryBudget>,
         call: InferCall,
     ) -> Result<AnswerParts, Problem> {
-        let (send, steps) = mpsc::channel(MAX_UNREAD);
-        let overflown = Arc::new(AtomicBool::new(false));
-        let (full, mut send) = (overflown.clone(), Some(send));
+        let (send, steps) = mpsc::channel(MAX_UNREAD_BYTES / TENSOR_BYTES);
+        let (refused, unread) = (Arc::new(Mutex::new(None)), budget.child(usize::MAX));
+        let (refusal, mut send) = (refused.clone(), Some(send));
         let on_step: OnStep = Box::new(move |step| {
-            // A client that is gone needs no steps; one that reads too slowly learns of it when it
-            // reads.
-            if let Some(Err(mpsc::error::TrySendError::Full(_))) = send.as_ref().map(|send| send.try_send(step)) {
-                full.store(true, Ordering::Release);
-                send = None;
+            let Some(sender) = &send else { return };
+            match reserve_step(&unread, sender.max_capacity() - sender.capacity(), &step) {
+                // A client that is gone needs no steps, and what has memory fits into the channel.
+                Ok(room) => drop(sender.try_send((step, room))),
+                // One that reads too slowly learns of it when it reads.
+                Err(problem) => {
+                    *refusal.lock() = Some(problem);
+                    send = None;
+                }
             }
         });
         let accepted = accept(state, budget, call, Some(on_step)).await?;
         Ok(AnswerParts {
             accepted,
             steps,
-            overflown,
+            refused,
             streamed: BTreeSet::new(),
             last_step: Vec::new(),
             over: false,
@@ -90,7 +105,7 @@ impl AnswerParts {
     /// Returns the next part; `None` after the last part or a failure.
     pub(crate) async fn next(&mut self, state: &ServerState) -> Option<Result<AnswerPart, Problem>> {
         while !self.over {
-            let Some(StreamedStep { outputs, last }) = self.steps.recv().await else {
+            let Some((StreamedStep { outputs, last }, _room)) = self.steps.recv().await else {
                 self.over = true;
                 return Some(self.finish(state).await);
             };
@@ -109,11 +124,8 @@ impl AnswerParts {
 
     /// Returns the last part: the last step, and all outputs that do not come in steps.
     async fn finish(&mut self, state: &ServerState) -> Result<AnswerPart, Problem> {
-        if self.overflown.load(Ordering::Acquire) {
-            return Err(Problem::new(
-                ProblemKind::TooSlow,
-                format!("more than {MAX_UNREAD} steps wait to be read; read the stream faster, or ask without one"),
-            ));
+        if let Some(problem) = self.refused.lock().take() {
+            return Err(problem);
         }
         let answered = self.accepted.answer().await?;
         self.late = Some(answered.late);
@@ -145,4 +157,18 @@ impl AnswerParts {
         response.parameters.0.insert(FINAL_PARAMETER.to_owned(), Parameter::Bool(last));
         AnswerPart { response, last }
     }
+}
+
+/// Reserves the memory of a step until it is read; `waiting` is the number of unread steps.
+fn reserve_step(unread: &Arc<MemoryBudget>, waiting: usize, step: &StreamedStep) -> Result<Reservation, Problem> {
+    let of_tensors: usize = step.outputs.iter().map(|tensor| tensor.data.len() + TENSOR_BYTES).sum();
+    let bytes = of_tensors.max(TENSOR_BYTES);
+    if waiting < MAX_UNREAD || unread.held().saturating_add(bytes) <= MAX_UNREAD_BYTES {
+        return unread.reserve(bytes);
+    }
+    let most = MAX_UNREAD_BYTES >> 20;
+    let text = format!(
+        "more than {MAX_UNREAD} steps of more than {most} MiB wait to be read; read the stream faster, or ask without one"
+    );
+    Err(Problem::new(ProblemKind::TooSlow, text))
 }

@@ -31,7 +31,7 @@ const CALLS: usize = 64 << 10;
 /// Halving 7 MiB repeatedly gives this size, which is reserved before any data arrives.
 const PIECE: usize = 7 * MIB / 32;
 
-fn small() -> ServerConfig {
+pub(crate) fn small() -> ServerConfig {
     ServerConfig { max_bytes_in_flight: BUDGET, max_body_bytes: 64 * MIB, ..config() }
 }
 
@@ -49,7 +49,7 @@ pub(crate) async fn held(server: &Running) -> usize {
 }
 
 /// Waits until only the memory of the metrics calls is held.
-async fn until_free(server: &Running) {
+pub(crate) async fn until_free(server: &Running) {
     let free = async { while held(server).await > CALLS {} };
     tokio::time::timeout(PATIENCE, free).await.expect("bytes are given back");
 }

@@ -21,7 +21,7 @@ type Act = fn(Job, &Scripted) -> Result<(), Failure>;
 
 /// The models' behaviours; a model's id is its position. In addition, there is one identity model
 /// per datatype.
-pub(crate) const MODELS: [(&str, Act); 18] = [
+pub(crate) const MODELS: [(&str, Act); 20] = [
     ("simple", |job, _| answer(job, echo)),
     ("two", |job, _| answer(job, echo)),
     ("expired", |job, _| answer(job, |_| Err(Failure::Expired))),
@@ -52,15 +52,28 @@ pub(crate) const MODELS: [(&str, Act); 18] = [
         answer(job, |_| Err(Failure::Expired))
     }),
     ("flooding", |mut job, scripted| {
-        step(&mut job, 1_000);
+        step(&mut job, 100_000);
         scripted.stuck.lock().push(job);
         Ok(())
+    }),
+    ("bursting", |mut job, _| {
+        step(&mut job, 4_000);
+        answer(job, |_| Ok(answered(Vec::new())))
+    }),
+    ("large-steps", |mut job, _| {
+        let Some(on_step) = &mut job.on_step else { return answer(job, echo) };
+        let y = tensor("y", &[1, 16_384], &[0.0; 16_384]);
+        (1..=LARGE_STEPS).for_each(|at| on_step(StreamedStep { outputs: vec![y.clone()], last: at == LARGE_STEPS }));
+        answer(job, |_| Ok(answered(Vec::new())))
     }),
     ("picky", |_, _| Err(Failure::Invalid("two roots".into()))),
     ("crowded", |_, _| Err(Failure::NodesFull { held: 3, bound: 4, retry_after: Duration::from_millis(1200) })),
     ("too-long", |job, _| answer(job, |_| Err(Failure::TooLong { needed: Duration::from_micros(5_300_200) }))),
     ("queued", |job, _| answer(job, |_| Err(Failure::Expired))),
 ];
+
+/// Steps of 64 KiB that the model `large-steps` sends.
+pub(crate) const LARGE_STEPS: usize = 200;
 
 /// Sends steps if they are requested, the last one marked; endless models send two.
 fn step(job: &mut Job, steps: usize) {

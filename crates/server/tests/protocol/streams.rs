@@ -1,7 +1,8 @@
 //! Streamed responses: ModelStreamInfer and server-sent events.
 
 use crate::grpc::infer_request;
-use crate::scripted::Event;
+use crate::memory::{small, until_free};
+use crate::scripted::{Event, LARGE_STEPS};
 use crate::support::{PATIENCE, Running, config, scripted, start};
 use hyper::StatusCode;
 use ripieno_server::ServerConfig;
@@ -87,8 +88,29 @@ async fn a_client_that_does_not_keep_up_loses_its_request_and_nothing_grows() {
     let messages = stream(&server, infer_request("flooding", "")).await;
     let (failure, steps) = messages.split_last().unwrap();
     assert!(failure.error_message.contains("wait to be read"), "{}", failure.error_message);
-    assert!((1..1_000).contains(&steps.len()), "{} steps came", steps.len());
+    assert!((1..100_000).contains(&steps.len()), "{} steps came", steps.len());
     assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Withdrawn));
+}
+
+#[tokio::test]
+async fn steps_that_come_together_are_all_streamed() {
+    let server = start().await;
+    let messages = stream(&server, infer_request("bursting", "")).await;
+    assert!(messages.iter().all(|message| message.error_message.is_empty()), "{:?}", messages.last());
+    assert_eq!(messages.len(), 4_000);
+    let messages = stream(&server, infer_request("large-steps", "")).await;
+    assert!(messages.iter().all(|message| message.error_message.is_empty()), "{:?}", messages.last());
+    assert_eq!(messages.len(), LARGE_STEPS);
+}
+
+#[tokio::test]
+async fn steps_that_wait_count_towards_the_memory_of_the_server() {
+    let (server, ..) = scripted(small()).await;
+    let messages = stream(&server, infer_request("large-steps", "")).await;
+    let (failure, steps) = messages.split_last().unwrap();
+    assert!(failure.error_message.contains("more do not fit"), "{}", failure.error_message);
+    assert!((1..LARGE_STEPS).contains(&steps.len()), "{} steps came", steps.len());
+    until_free(&server).await;
 }
 
 /// Returns the objects of a body of server-sent events.
