@@ -303,6 +303,7 @@ impl SchedulerShared {
         let models = peers.shared(&offer.models);
         let Some(backend) = peers.backends.get_mut(&process) else { return };
         *backend.offers.lock() = models;
+        let has_failed = !offer.fault.is_empty() && backend.fault != offer.fault;
         backend.fault = offer.fault;
         // A place from this scheduler outweighs the offer, which may have been on its way before.
         if backend.told.is_none() && offer.place.is_some() {
@@ -311,6 +312,9 @@ impl SchedulerShared {
         let changes = self.reconcile(&mut peers);
         drop(peers);
         self.carry_out(changes);
+        if has_failed {
+            self.placing.note_change();
+        }
     }
 
     /// Handles that nothing of earlier epochs runs on a backend: it may be a device of an engine.

@@ -210,7 +210,7 @@ impl SchedulerShared {
         let mut peers = self.peers.lock();
         peers.links.iter().for_each(|link| link.close());
         let served = std::mem::take(&mut peers.sub_clusters);
-        peers.lists_parts = false;
+        peers.lists_models = false;
         drop(peers);
         (self.on_serving)(None);
         // Requests in the engine are answered, although no connection is left to send that to; it

@@ -29,7 +29,7 @@ mod sub_clusters;
 use crate::handover::store::EpochStore;
 use crate::handover::{ProcessId, Timing};
 use crate::offer::{OfferList, OfferedModel, encode_served};
-use crate::placement::{PlacementPlan, PlannedSubCluster};
+use crate::placement::PlacementPlan;
 use crate::plane::{CELLS, DecodeError, HandlerQueue, Listener, Message, PeerAddress, PeerLink, Pollers, Transport};
 use crate::random_id;
 use backends::BackendPeer;
@@ -146,9 +146,9 @@ struct ConnectedPeers {
     /// The plan for the backends that are there: with too few, sub-clusters are merged.
     effective: Option<PlacementPlan>,
     sub_clusters: SubClusters,
-    /// True once frontends may learn of models although some sub-cluster serves none: its backends
-    /// have had time to connect.
-    lists_parts: bool,
+    /// True once frontends may learn of models: each sub-cluster serves some, or its backends have
+    /// had time to connect and load.
+    lists_models: bool,
     frontends: BTreeMap<u32, Arc<FrontendPeer>>,
     backends: BTreeMap<ProcessId, BackendPeer>,
     /// Schedulers that receive heartbeats from this one.
@@ -353,12 +353,8 @@ impl ConnectedPeers {
 
     /// Sends a frontend the served models that it knows how to describe.
     fn send_models(&self, frontend: &FrontendPeer) {
-        let is_missing = |(place, part): (usize, &PlannedSubCluster)| {
-            !part.models.is_empty() && self.sub_clusters.get(place).is_none_or(|part| part.listed().is_empty())
-        };
-        let mut planned = self.effective.iter().flat_map(|plan| plan.sub_clusters.iter().enumerate());
         // A model that a frontend does not learn of is unknown to clients, so a partial list waits.
-        if self.sub_clusters.is_empty() || !self.lists_parts && planned.any(is_missing) {
+        if self.sub_clusters.is_empty() || !self.lists_models {
             return;
         }
         let served = |place, name: &str| self.serves_at(place, name);

@@ -128,8 +128,14 @@ impl SchedulerShared {
         let mut peers = self.peers.lock();
         let present = peers.present();
         let Some(plan) = peers.plan.clone().filter(|_| present.iter().any(|&backends| backends > 0)) else { return };
-        if !std::mem::replace(&mut peers.lists_parts, true) {
-            peers.frontends.values().for_each(|frontend| peers.send_models(frontend));
+        if !peers.lists_models {
+            let loading = peers.silent_places().into_iter().find(|&place| peers.is_loading_at(place));
+            if let Some(place) = loading {
+                tracing::info!("no model is served until sub-cluster {place} has loaded its own");
+            } else {
+                peers.lists_models = true;
+                peers.frontends.values().for_each(|frontend| peers.send_models(frontend));
+            }
         }
         let merged = plan.merged(&plan.shares(present.iter().sum(), &present));
         if peers.effective.as_ref() != Some(&merged) {
@@ -224,6 +230,25 @@ impl ConnectedPeers {
     fn planned(&self, place: usize) -> BTreeSet<String> {
         let part = self.effective.as_ref().and_then(|plan| plan.sub_clusters.get(place));
         part.map(|part| part.models.clone()).unwrap_or_default()
+    }
+
+    /// Returns true if nothing is served because there is no plan.
+    pub(super) fn lacks_plan(&self) -> bool {
+        self.awaits_plan && self.effective.is_none() && self.sub_clusters.listed().is_empty()
+    }
+
+    /// Returns the sub-clusters that have models by the plan and serve none.
+    pub(super) fn silent_places(&self) -> Vec<usize> {
+        let serves = |place| self.sub_clusters.get(place).is_some_and(|part| !part.listed().is_empty());
+        let planned = self.effective.iter().flat_map(|plan| plan.sub_clusters.iter().enumerate());
+        let planned = planned.filter(|(_, part)| !part.models.is_empty()).map(|(place, _)| place);
+        planned.filter(|&place| !serves(place)).collect()
+    }
+
+    /// Returns true if a backend of this sub-cluster has models to load, and none has failed.
+    fn is_loading_at(&self, place: usize) -> bool {
+        let loads = |backend: &BackendPeer| backend.follows && !backend.stops && backend.fault.is_empty();
+        self.backends.values().any(|backend| backend.place == place && loads(backend))
     }
 
     /// Returns true if a model is served in this sub-cluster, by a device if there is any.

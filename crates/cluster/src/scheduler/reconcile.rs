@@ -41,6 +41,7 @@ impl SchedulerShared {
             let gone = part.models.lock().leave_others(wanted, is_over);
             left.extend(gone.into_iter().map(|id| (Arc::clone(part), id)));
         }
+        peers.lists_models |= peers.silent_places().is_empty() && !peers.lacks_plan();
         if changed || !left.is_empty() {
             (self.on_serving)(Some(peers.sub_clusters.served()));
             peers.frontends.values().for_each(|frontend| peers.send_models(frontend));

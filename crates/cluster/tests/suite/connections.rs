@@ -52,7 +52,11 @@ fn scheduler_over(transport: &Arc<dyn Transport>, gate: &Arc<Gate>) -> ClusterSc
 }
 
 /// Connects as a frontend that sends nothing but keep-alives.
-fn bare_frontend(transport: &dyn Transport, scheduler: &ClusterScheduler, id: u32) -> (Arc<PeerLink>, MessageReader) {
+pub(crate) fn bare_frontend(
+    transport: &dyn Transport,
+    scheduler: &ClusterScheduler,
+    id: u32,
+) -> (Arc<PeerLink>, MessageReader) {
     let stream = transport.connect(&scheduler.address().to_string(), SAFETY).unwrap();
     connect_handshake(&*stream, Handshake::new(Role::Frontend, 0), Role::Scheduler).unwrap();
     let link = PeerLink::start(Arc::clone(&stream), LinkBounds::CONTROL, "test").unwrap();

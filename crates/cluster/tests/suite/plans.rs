@@ -2,9 +2,13 @@
 //! move while requests run, and nothing is lost.
 
 use crate::common::*;
+use crate::connections::bare_frontend;
+use crate::hanging::Gate;
+use ripieno_base::ModelId;
+use ripieno_cluster::plane::{Message, Tcp};
 use ripieno_cluster::{
-    BackendModels, ClusterScheduler, InitialPlan, PlacementPlan, PlannedModels, PlannedSubCluster, StartEngine,
-    StartedEngine,
+    BackendModels, ClusterScheduler, Frontend, FrontendConfig, InitialPlan, ModelDescription, PlacementPlan,
+    PlannedModels, PlannedSubCluster, StartEngine, StartedEngine,
 };
 use ripieno_executor::{EmulatedEngine, EmulatedOptions, Executor};
 use ripieno_policies::{build_shards, find};
@@ -12,7 +16,7 @@ use ripieno_runtime::{DeviceState, Engine, EngineConfig, HangBound};
 use ripieno_sched::{Limits, Options, Setup};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::mpsc::RecvTimeoutError;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -26,6 +30,8 @@ struct Planned {
     held: Held,
     /// Loads of this model fail while it is set.
     broken: Arc<Mutex<Option<String>>>,
+    /// Each load of the model "f" passes it.
+    gate: Arc<Gate>,
 }
 
 const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
@@ -34,8 +40,9 @@ fn planned(schedulers: Vec<String>) -> Planned {
     let executor: Arc<dyn Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()).with_depth(DEPTH));
     let models = Arc::new(BackendModels::default());
     let (held, broken, next) = (Held::default(), Arc::<Mutex<Option<String>>>::default(), AtomicU32::new(0));
-    let (engine, offered, names, fails) =
-        (Arc::clone(&executor), Arc::clone(&models), Arc::clone(&held), Arc::clone(&broken));
+    let gate = Arc::new(Gate::default());
+    let (engine, offered, names, fails, waits) =
+        (Arc::clone(&executor), Arc::clone(&models), Arc::clone(&held), Arc::clone(&broken), Arc::clone(&gate));
     let change = move |name: &str, unload: bool| {
         if unload {
             let number = names.lock().unwrap().0.remove(name).expect("it is loaded");
@@ -46,6 +53,9 @@ fn planned(schedulers: Vec<String>) -> Planned {
             return Err("the file is no model".to_owned());
         }
         let name = NAMES.into_iter().find(|known| *known == name).ok_or("there is no such model")?;
+        if name == "f" {
+            waits.pass();
+        }
         let number = next.fetch_add(1, Ordering::SeqCst);
         offered.add(number, Served { name, ..whole() }.loaded(&*engine, name))?;
         let mut names = names.lock().unwrap();
@@ -56,7 +66,7 @@ fn planned(schedulers: Vec<String>) -> Planned {
     };
     let sizes = NAMES.iter().map(|name| ((*name).to_owned(), 1_000_000)).collect();
     let follows = PlannedModels::start(Arc::clone(&models), sizes, Box::new(change)).unwrap();
-    Planned { backend: backend_following(schedulers, models, executor, follows), held, broken }
+    Planned { backend: backend_following(schedulers, models, executor, follows), held, broken, gate }
 }
 
 impl Planned {
@@ -248,6 +258,60 @@ fn a_model_that_cannot_be_loaded_keeps_no_other_from_being_served_and_is_named()
     assert!(refused.iter().any(|told| told.contains("model \"b\": the file is no model")), "{refused:?}");
     backend.stop();
     client.frontend.close();
+}
+
+/// Starts a frontend that tells the names of the models of each list, in order.
+fn listing(at: Vec<String>) -> (Frontend, Receiver<String>) {
+    let (sender, lists) = channel();
+    let (schedulers, scheduler_timeout) = (at, FrontendConfig::SCHEDULER_TIMEOUT);
+    let config = FrontendConfig { schedulers, data: anywhere(), advertised: None, max_live: 8, scheduler_timeout };
+    let on_models = Box::new(move |models: &[(ModelId, ModelDescription)]| {
+        let names: BTreeSet<&str> = models.iter().map(|(_, model)| model.name.as_str()).collect();
+        // The test may have seen enough.
+        drop(sender.send(names.into_iter().collect()));
+    });
+    (Frontend::start(Arc::new(Tcp), config, on_models).unwrap(), lists)
+}
+
+#[test]
+fn the_first_list_of_models_waits_for_the_plan_and_for_slow_loads() {
+    let scheduler = scheduler_of(1, anywhere(), "unified", HangBound::default(), InitialPlan::Later);
+    let at = vec![scheduler.address().to_string()];
+    let backends: Vec<Planned> = (0..2).map(|_| planned(at.clone())).collect();
+    backends.iter().for_each(|backend| backend.gate.set(true));
+    until("both have come", || scheduler.holdings().len() == 2);
+    let (_link, mut reader) = bare_frontend(&Tcp, &scheduler, 1);
+    loop {
+        match reader.read().unwrap() {
+            Message::Devices(_) => break,
+            Message::Models(list) => panic!("before there is a plan: {list:?}"),
+            _ => {}
+        }
+    }
+    let (frontend, lists) = listing(at);
+    // There is no backend for "c": it moves once the backends have had time to connect.
+    scheduler.set_plan(plan(&["a:2", "f:2", "c:1"])).unwrap();
+    let serves = |name: &str| {
+        scheduler.served().is_some_and(|served| served.models().iter().any(|(_, model)| model.name == name))
+    };
+    until("another sub-cluster serves what has no backend", || serves("c"));
+    assert!(!serves("f") && lists.try_recv().is_err() && frontend.serving_devices() == 0);
+    backends.iter().for_each(|backend| backend.gate.set(false));
+    assert_eq!(lists.recv_timeout(SAFETY).unwrap(), "acf");
+    frontend.close();
+    backends.into_iter().for_each(Planned::stop);
+}
+
+#[test]
+fn a_sub_cluster_whose_load_has_failed_is_waited_for_no_longer() {
+    let scheduler = scheduler_with(plan(&["ab:1", "f:1"]));
+    let at = vec![scheduler.address().to_string()];
+    let backends: Vec<Planned> = (0..2).map(|_| planned(at.clone())).collect();
+    backends.iter().for_each(|backend| *backend.broken.lock().unwrap() = Some("f".to_owned()));
+    let (frontend, lists) = listing(at);
+    assert_eq!(lists.recv_timeout(SAFETY).unwrap(), "ab");
+    frontend.close();
+    backends.into_iter().for_each(Planned::stop);
 }
 
 #[test]
