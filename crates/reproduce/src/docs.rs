@@ -53,9 +53,9 @@ const SAME_RULES: [(&str, &str); 8] = [
     ("0969c5fe40805734", "dfbc1aae3179ed32"),
     ("b28f650eb2127e3c", "dfbc1aae3179ed32"),
     ("e8859352de19453a", "e18da803bbf0fed6"),
-    ("1b029adb8f14d758", "cbd59ede5f912699"),
-    ("0905b75ec50d341c", "cbd59ede5f912699"),
-    ("4a7551898accdb0a", "5e3f87bc7cc2135d"),
+    ("1b029adb8f14d758", "86ff40866e202338"),
+    ("0905b75ec50d341c", "86ff40866e202338"),
+    ("4a7551898accdb0a", "6108f89c69a4bfa8"),
     ("f9c7a24c2d1b5bac", "b3d52c6950f9091e"),
     ("7ea6f30c9fcc7b4e", "b982f511c345376d"),
 ];

@@ -245,6 +245,7 @@ fn scheduler(division: Division) -> Outcome<()> {
         store: Box::new(AloneStore { epoch: Epoch(1) }),
         timing: Timing::SHARED_HOSTS,
         plan,
+        drain_timeout: Duration::from_secs(30),
         start: Box::new(start),
         on_serving: Box::new(|_| {}),
     };

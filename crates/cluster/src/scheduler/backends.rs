@@ -12,11 +12,12 @@ use crate::plane::{DecodeError, Message, PeerAddress, PeerLink, Role, RunningRep
 use crate::random_id;
 use parking_lot::Mutex;
 use ripieno_base::DeviceId;
-use ripieno_runtime::{DeviceRefused, NetworkDelay};
+use ripieno_runtime::NetworkDelay;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// A backend that is connected.
 pub(super) struct BackendPeer {
@@ -70,6 +71,15 @@ impl JoinedDevice {
     /// Removes the device from the engine.
     pub(super) fn leave(&self, lost: bool) {
         self.remote.while_attached(|| leave_engine(&self.part, self.id, lost));
+    }
+
+    /// Removes a device that has been leaving for this time, if the engine still has it.
+    pub(super) fn give_up(&self, after: Duration) {
+        self.remote.while_attached(|| {
+            let (device, span) = (self.id.0, after.as_secs_f64());
+            tracing::warn!(device, "requests on device {device}, which moves, have not ended within {span} s");
+            leave_engine(&self.part, self.id, true);
+        });
     }
 }
 
@@ -429,15 +439,10 @@ impl ConnectedPeers {
     }
 }
 
-/// Removes a device from the engine. A device that is lost, or the last one, is removed without
-/// draining.
+/// Removes a device from the engine. One that is lost is removed without draining.
 fn leave_engine(part: &SubClusterEngine, device: DeviceId, lost: bool) {
     let engine = &part.engine;
-    let parted = if lost { engine.lose_device(device) } else { engine.remove_device(device) };
-    let parted = match parted {
-        Err(DeviceRefused::Last(_)) => engine.lose_device(device),
-        parted => parted,
-    };
+    let parted = if lost { engine.lose_device(device) } else { engine.remove_any_device(device) };
     // It may be leaving already.
     if let Err(refused) = parted {
         tracing::debug!(device = device.0, %refused, "a device");

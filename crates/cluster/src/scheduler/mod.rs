@@ -48,6 +48,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
+use std::time::Duration;
 pub use sub_clusters::ServedCluster;
 use sub_clusters::{SubClusters, split};
 
@@ -103,6 +104,8 @@ pub struct SchedulerConfig {
     pub timing: Timing,
     /// Which models share devices.
     pub plan: InitialPlan,
+    /// Time for requests that have begun on a backend that the plan moves. The rest begins anew.
+    pub drain_timeout: Duration,
     /// Callback that starts the engine of a sub-cluster.
     pub start: StartEngine,
     /// Callback for the served models.
@@ -127,6 +130,7 @@ struct SchedulerShared {
     /// Messages of accepted connections whose handling may wait.
     queue: Arc<HandlerQueue>,
     placing: PlacementTimer,
+    drain_timeout: Duration,
     connections: AtomicUsize,
     refusals: Refusals,
     /// Whether another scheduler has ever listened to this one.
@@ -158,7 +162,7 @@ struct ConnectedPeers {
 impl ClusterScheduler {
     /// Listens for frontends and backends, as a spare until it becomes the primary.
     pub fn start(transport: Arc<dyn Transport>, config: SchedulerConfig) -> io::Result<ClusterScheduler> {
-        let SchedulerConfig { listen, schedulers, store, timing, plan, start, on_serving } = config;
+        let SchedulerConfig { listen, schedulers, store, timing, plan, drain_timeout, start, on_serving } = config;
         let listener = transport.listen(listen)?;
         let awaits_plan = plan != InitialPlan::Whole;
         let plan = if let InitialPlan::Given(plan) = plan { Some(plan) } else { None };
@@ -171,6 +175,7 @@ impl ClusterScheduler {
             leadership: Leadership::new(ProcessId(random_id()), timing),
             peers: Mutex::new(peers),
             placing: PlacementTimer::default(),
+            drain_timeout,
             calls: Mutex::default(),
             pollers,
             queue: Arc::clone(&queue),

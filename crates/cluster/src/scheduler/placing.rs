@@ -10,7 +10,8 @@
 //!
 //! Backends that join are placed immediately. What costs more waits until no backend has come or
 //! gone for a while: a backend that moves to another sub-cluster, and models whose sub-cluster has
-//! lost its last backend. A backend moves by leaving the engine, after which it connects again.
+//! lost its last backend. A backend moves by leaving the engine, after which it connects again. It
+//! is lost to the engine if the requests that have begun there do not end in time.
 
 use super::backends::{BackendPeer, DeviceStage, JoinedDevice};
 use super::sub_clusters::SubClusterEngine;
@@ -20,7 +21,7 @@ use crate::offer::encode_names;
 use crate::placement::PlacementPlan;
 use crate::plane::Message;
 use parking_lot::{Condvar, Mutex};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::thread;
@@ -35,8 +36,10 @@ const SETTLE: Duration = Duration::from_secs(1);
 pub(super) struct PendingChanges {
     /// Backends that become devices of their engine.
     open: Vec<ProcessId>,
-    /// Devices that leave their engine.
+    /// Devices that leave their engine, because their backends stop.
     leave: Vec<JoinedDevice>,
+    /// Devices that leave their engine for another one.
+    moves: Vec<JoinedDevice>,
 }
 
 /// Wakes the thread that moves backends.
@@ -50,7 +53,17 @@ pub(super) struct PlacementTimer {
 struct TimerState {
     /// Time of the last change that has not been looked at.
     changed: Option<Instant>,
+    /// Devices that move, each with the time at which it is given up, the earliest first.
+    moves: VecDeque<(Instant, JoinedDevice)>,
     closed: bool,
+}
+
+/// A step of the thread that moves backends.
+enum PlacingStep {
+    /// It moves backends, since nothing has changed for [`SETTLE`] after a change.
+    Rebalance,
+    /// It gives up a device whose requests have not ended in time.
+    GiveUp(JoinedDevice),
 }
 
 impl PlacementTimer {
@@ -61,28 +74,40 @@ impl PlacementTimer {
     }
 
     pub(super) fn close(&self) {
-        self.state.lock().closed = true;
+        let mut state = self.state.lock();
+        state.closed = true;
+        state.moves.clear();
         self.changed.notify_all();
     }
 
-    /// Waits until nothing has changed for [`SETTLE`] after a change; returns false once closed.
-    fn wait(&self) -> bool {
+    /// Notes that a device moves, and is given up after this time. The time is always the same.
+    fn note_move(&self, device: JoinedDevice, within: Duration) {
         let mut state = self.state.lock();
-        loop {
-            if state.closed {
-                return false;
+        if !state.closed {
+            state.moves.push_back((Instant::now() + within, device));
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits for the next step; returns `None` once closed.
+    fn wait(&self) -> Option<PlacingStep> {
+        let mut state = self.state.lock();
+        while !state.closed {
+            let now = Instant::now();
+            if let Some((_, device)) = state.moves.pop_front_if(|(until, _)| *until <= now) {
+                return Some(PlacingStep::GiveUp(device));
             }
-            match state.changed {
+            let settled = state.changed.map(|at| at + SETTLE);
+            if settled.is_some_and(|at| at <= now) {
+                state.changed = None;
+                return Some(PlacingStep::Rebalance);
+            }
+            match settled.into_iter().chain(state.moves.front().map(|(until, _)| *until)).min() {
+                Some(until) => drop(self.changed.wait_until(&mut state, until)),
                 None => self.changed.wait(&mut state),
-                Some(at) if at.elapsed() >= SETTLE => {
-                    state.changed = None;
-                    return true;
-                }
-                Some(at) => {
-                    self.changed.wait_for(&mut state, SETTLE.saturating_sub(at.elapsed()));
-                }
             }
         }
+        None
     }
 }
 
@@ -92,10 +117,11 @@ impl SchedulerShared {
         let own = self.own.clone();
         let place = move || {
             while let Some(shared) = own.upgrade() {
-                if !shared.placing.wait() {
-                    return;
+                match shared.placing.wait() {
+                    None => return,
+                    Some(PlacingStep::Rebalance) => shared.rebalance(),
+                    Some(PlacingStep::GiveUp(device)) => device.give_up(shared.drain_timeout),
                 }
-                shared.rebalance();
             }
         };
         thread::Builder::new().name("scheduler-place".to_owned()).spawn(place).map(drop)
@@ -162,8 +188,9 @@ impl SchedulerShared {
 
     /// Makes changes that need the peers unlocked.
     pub(super) fn carry_out(&self, changes: PendingChanges) {
-        let PendingChanges { open, leave } = changes;
-        leave.iter().for_each(|device| device.leave(false));
+        let PendingChanges { open, leave, moves } = changes;
+        leave.iter().chain(&moves).for_each(|device| device.leave(false));
+        moves.into_iter().for_each(|device| self.placing.note_move(device, self.drain_timeout));
         if open.is_empty() {
             return;
         }
@@ -295,7 +322,8 @@ impl ConnectedPeers {
                 backend.told = Some(told);
             }
             if leaves && backend.has_joined() {
-                changes.leave.extend(backend.begin_leave());
+                let left = if backend.stops { &mut changes.leave } else { &mut changes.moves };
+                left.extend(backend.begin_leave());
             } else if backend.member_of.is_some() && matches!(backend.stage, DeviceStage::Absent) {
                 backend.stage = DeviceStage::Opening(false);
                 changes.open.push(process);

@@ -169,16 +169,21 @@ pub(crate) fn scheduler_starting(at: SocketAddr, start: StartEngine) -> ClusterS
 }
 
 fn try_scheduler(epoch: u64, at: SocketAddr, start: StartEngine, plan: InitialPlan) -> io::Result<ClusterScheduler> {
-    let config = SchedulerConfig {
+    ClusterScheduler::start(Arc::new(Tcp), scheduler_config(epoch, at, start, plan))
+}
+
+/// Returns the configuration of a scheduler without spares.
+pub(crate) fn scheduler_config(epoch: u64, at: SocketAddr, start: StartEngine, plan: InitialPlan) -> SchedulerConfig {
+    SchedulerConfig {
         listen: at,
         schedulers: Vec::new(),
         store: Box::new(AloneStore { epoch: Epoch(epoch) }),
         timing: Timing::SHARED_HOSTS,
         plan,
+        drain_timeout: SAFETY,
         start,
         on_serving: Box::new(|_| {}),
-    };
-    ClusterScheduler::start(Arc::new(Tcp), config)
+    }
 }
 
 /// Two schedulers with one epoch store, of which either may end and start again.
@@ -212,6 +217,7 @@ impl SchedulerPair {
             start: starts("unified", self.hang),
             on_serving: Box::new(|_| {}),
             plan,
+            drain_timeout: SAFETY,
         };
         self.schedulers[at] = Some(ClusterScheduler::start(Arc::new(Tcp), config).unwrap());
     }

@@ -45,6 +45,7 @@ fn scheduler_over(transport: &Arc<dyn Transport>, gate: &Arc<Gate>) -> ClusterSc
         store: Box::new(AloneStore { epoch: Epoch(1) }),
         timing: Timing::SHARED_HOSTS,
         plan: InitialPlan::Whole,
+        drain_timeout: SAFETY,
         start: starts("unified", HangBound::default()),
         on_serving: Box::new(move |_| gate.pass()),
     };

@@ -17,7 +17,8 @@ pub(crate) struct Hanging {
 /// A gate, open at first.
 #[derive(Default)]
 pub(crate) struct Gate {
-    closed: Mutex<bool>,
+    /// Number of threads that it lets through before it is closed; `None` if it is open.
+    admitted: Mutex<Option<usize>>,
     opened: Condvar,
     /// Number of threads that have come to it.
     reached: AtomicUsize,
@@ -26,7 +27,13 @@ pub(crate) struct Gate {
 impl Gate {
     /// Closes or opens it.
     pub(crate) fn set(&self, closed: bool) {
-        *self.closed.lock().unwrap() = closed;
+        *self.admitted.lock().unwrap() = closed.then_some(0);
+        self.opened.notify_all();
+    }
+
+    /// Closes it once this number of threads has passed.
+    fn admit(&self, number: usize) {
+        *self.admitted.lock().unwrap() = Some(number);
         self.opened.notify_all();
     }
 
@@ -38,7 +45,9 @@ impl Gate {
     /// Waits while it is closed.
     pub(crate) fn pass(&self) {
         self.reached.fetch_add(1, Ordering::SeqCst);
-        drop(self.opened.wait_while(self.closed.lock().unwrap(), |closed| *closed).unwrap());
+        let admitted = self.admitted.lock().unwrap();
+        let mut admitted = self.opened.wait_while(admitted, |admitted| *admitted == Some(0)).unwrap();
+        *admitted = admitted.map(|number| number - 1);
     }
 }
 
@@ -50,6 +59,11 @@ impl Hanging {
     /// Starts or ends the hang.
     pub(crate) fn set(&self, hangs: bool) {
         self.gate.set(hangs);
+    }
+
+    /// Makes tasks hang once this number of them has ended.
+    pub(crate) fn hang_after(&self, tasks: usize) {
+        self.gate.admit(tasks);
     }
 
     /// Returns the number of tasks that devices were given.

@@ -124,6 +124,7 @@ impl Cluster {
                 store: Box::new(store.clone()),
                 timing: Timing::SHARED_HOSTS,
                 plan: InitialPlan::Whole,
+                drain_timeout: SAFETY,
                 start: starts("deferred", HangBound::default()),
                 on_serving: Box::new(|_| {}),
             };

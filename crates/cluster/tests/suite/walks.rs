@@ -23,7 +23,7 @@ use ripieno_model::{Block, DataType, DropRule, Model, Profile, Steps, Walk};
 use ripieno_runtime::{DeviceSnapshot, DeviceState, Engine, Failure, HangBound, Job, JobResult, ServedModel};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 const LONGEST: usize = 12;
 /// Number of ids that the cells' embedding knows.
@@ -114,20 +114,22 @@ fn model(source: &ModelSource) -> Model {
     Model { blocks, walk: source.walk, drop: Some(DropRule::Never), ..whole }
 }
 
-fn cpu() -> Arc<dyn Executor> {
+pub(crate) fn cpu() -> Arc<dyn Executor> {
     Arc::new(CpuEngine::new(CpuOptions { threads: 1 }).with_depth(DEPTH))
 }
 
+/// Loads the model of a walk, as a backend's process does.
+pub(crate) fn loaded(walk: Walk, executor: &dyn Executor) -> BackendModel {
+    let source = source(walk);
+    let loaded = executor.load(&source).unwrap();
+    let described = described(&source.name, "cpu", &*loaded, model(&source));
+    BackendModel { description: ModelDescription { streams: !walk.brings_graph(), ..described }, loaded }
+}
+
 /// Starts a backend whose models are its own.
-fn backend(schedulers: &[String], executor: Arc<dyn Executor>) -> RunningBackend {
+pub(crate) fn backend(schedulers: &[String], executor: Arc<dyn Executor>, walks: &[Walk]) -> RunningBackend {
     let models = BackendModels::default();
-    for (number, walk) in (0..).zip(WALKS) {
-        let source = source(walk);
-        let loaded = executor.load(&source).unwrap();
-        let described = described(&source.name, "cpu", &*loaded, model(&source));
-        let description = ModelDescription { streams: !walk.brings_graph(), ..described };
-        models.add(number, BackendModel { description, loaded }).unwrap();
-    }
+    (0..).zip(walks).for_each(|(number, &walk)| models.add(number, loaded(walk, &*executor)).unwrap());
     backend_of(schedulers.to_vec(), Arc::new(models), executor, None, None)
 }
 
@@ -164,13 +166,13 @@ fn walk_of(number: usize) -> Walk {
 }
 
 /// One process that serves the same models.
-struct OneProcess {
+pub(crate) struct OneProcess {
     engine: Engine,
     ids: Vec<ModelId>,
 }
 
 impl OneProcess {
-    fn start(devices: usize) -> OneProcess {
+    pub(crate) fn start(devices: usize) -> OneProcess {
         let executor = cpu();
         let StartedEngine { engine, .. } = starts("unified", HangBound::default())().unwrap();
         let load = |walk: Walk| {
@@ -184,6 +186,12 @@ impl OneProcess {
             engine.add_device_of(&*executor).unwrap();
         }
         OneProcess { engine, ids }
+    }
+
+    /// Returns the steps and the answer of a request.
+    pub(crate) fn streamed(&self, walk: Walk, number: usize) -> Streamed {
+        let id = WALKS.iter().position(|&other| other == walk).map(|at| self.ids[at]).unwrap();
+        stream(|job| drop(self.engine.submit(job).unwrap()), id, walk, number).end()
     }
 
     /// Returns the answers to requests of these numbers, each of which has one.
@@ -250,7 +258,7 @@ impl Cluster {
     fn start(policy: &'static str, hang: HangBound, executors: [Arc<dyn Executor>; 2]) -> Cluster {
         let scheduler = scheduler(1, anywhere(), policy, hang);
         let address = [scheduler.address().to_string()];
-        let backends = executors.map(|executor| backend(&address, executor));
+        let backends = executors.map(|executor| backend(&address, executor, &WALKS));
         let client = client(scheduler.address());
         client.ready();
         until("both serve", || scheduler.engine().is_some_and(|engine| engine.device_metrics().len() == 2));
@@ -345,7 +353,7 @@ impl Spares {
 
     fn start_backend(&mut self) {
         let hanging = Hanging::over(cpu());
-        self.backends.push((backend(&self.schedulers.addresses(), hanging.clone()), hanging));
+        self.backends.push((backend(&self.schedulers.addresses(), hanging.clone(), &WALKS), hanging));
     }
 
     /// Waits until all processes serve, and returns the index of the primary.
@@ -421,32 +429,53 @@ fn whatever_fails_and_however_often_each_walk_has_one_answer() {
     spares.end();
 }
 
-/// The steps that a client has received, and then its answer.
-struct Streamed {
-    steps: Vec<(Vec<Tensor>, bool)>,
-    answer: JobResult,
+/// A request whose steps are streamed.
+pub(crate) struct Stream {
+    steps: Receiver<(Vec<Tensor>, bool)>,
+    answers: Receiver<JobResult>,
+    /// The steps that were waited for.
+    first: Vec<(Vec<Tensor>, bool)>,
 }
 
-fn streamed(submit: impl Fn(Job), model: ModelId, walk: Walk, number: usize) -> Streamed {
+/// The steps that a client has received, and then its answer.
+pub(crate) struct Streamed {
+    pub(crate) steps: Vec<(Vec<Tensor>, bool)>,
+    pub(crate) answer: JobResult,
+}
+
+impl Stream {
+    /// Waits for a step.
+    pub(crate) fn await_step(&mut self) {
+        self.first.push(self.steps.recv_timeout(SAFETY).unwrap());
+    }
+
+    /// Waits for its end.
+    pub(crate) fn end(self) -> Streamed {
+        // The sender of steps is dropped before the answer.
+        let steps = self.first.into_iter().chain(self.steps.iter()).collect();
+        Streamed { steps, answer: self.answers.recv_timeout(SAFETY).unwrap() }
+    }
+}
+
+pub(crate) fn stream(submit: impl Fn(Job), model: ModelId, walk: Walk, number: usize) -> Stream {
     let ((send, steps), (end, answers)) = (channel(), channel());
     let on_step = Box::new(move |step: ripieno_runtime::StreamedStep| drop(send.send((step.outputs, step.last))));
     let on_answer = Box::new(move |answer| drop(end.send(answer)));
     let (inputs, timeout, client, priority) = (request(walk, number), None, 0, 0);
     let on_step = Some(on_step as ripieno_runtime::OnStep);
     submit(Job { model, inputs, rows: 1, timeout, stage: None, client, priority, on_step, on_answer });
-    // The receiver of steps is dropped before the answer.
-    Streamed { steps: steps.iter().collect(), answer: answers.recv_timeout(SAFETY).unwrap() }
+    Stream { steps, answers, first: Vec::new() }
 }
 
 #[test]
 fn steps_are_streamed_as_by_one_process() {
     let one = OneProcess::start(1);
     let cluster = Cluster::start("unified", HangBound::default(), [cpu(), cpu()]);
-    for (at, walk) in WALKS.into_iter().enumerate().filter(|(_, walk)| !walk.brings_graph()) {
+    for walk in WALKS.into_iter().filter(|walk| !walk.brings_graph()) {
         let id = cluster.client.model(walk.name());
         for number in 0..20 {
-            let told = streamed(|job| drop(one.engine.submit(job).unwrap()), one.ids[at], walk, number);
-            let crossed = streamed(|job| assert!(cluster.client.frontend.submit(job).is_ok()), id, walk, number);
+            let told = one.streamed(walk, number);
+            let crossed = stream(|job| assert!(cluster.client.frontend.submit(job).is_ok()), id, walk, number).end();
             assert_eq!(crossed.steps, told.steps, "{walk:?}");
             assert!(crossed.steps.len() > 1 || number == 0 || walk == Walk::EncodeDecode || number * 7 % LONGEST == 0);
             let outputs = |answer: JobResult| answer.unwrap().outputs;

@@ -73,7 +73,9 @@ impl<C: Choose> CellScheduler<C> {
     /// "Schedule" of Algorithm 1: called for each device that holds few tasks, after every event.
     /// Returns whether there was a batch for it.
     fn schedule(&mut self, now: Time, device: DeviceId, out: &mut Outbox) -> bool {
-        sets::assign(&mut self.cells, now, device);
+        if self.cells.is_present(device) {
+            sets::assign(&mut self.cells, now, device);
+        }
         let chosen = self.choice.choose(&self.cells, device);
         if let Some(chosen) = chosen {
             let (start, most) = (self.cells.groups.ready(device).max(now), self.most_tasks(chosen));
@@ -96,7 +98,7 @@ impl<C: Choose> CellScheduler<C> {
     }
 
     fn wants(&self, device: DeviceId) -> bool {
-        self.cells.is_present(device) && self.cells.holds(device) < self.fewest
+        (self.cells.is_present(device) || self.holds(device)) && self.cells.holds(device) < self.fewest
     }
 }
 
@@ -116,7 +118,8 @@ impl<C: Choose> Scheduler for CellScheduler<C> {
     fn on_control(&mut self, _now: Time, control: Control) {
         match control {
             Control::DeviceJoined(device) => self.cells.join_device(device),
-            Control::DeviceLeft(device) => self.cells.leave_device(device),
+            // The second time, it is lost.
+            Control::DeviceLeft(device) => self.cells.leave_device(device, self.cells.is_present(device)),
             // A cell type is chosen without regard to time.
             Control::DeviceSlowed { .. } => {}
             Control::ModelLoaded(id, model) => self.load(id, *model),
@@ -131,6 +134,7 @@ impl<C: Choose> Scheduler for CellScheduler<C> {
         self.cells.drop_late(now, |_| {});
         self.cells.flush(out);
         for device in self.cells.device_ids() {
+            self.cells.release_drained(device);
             while self.wants(device) && self.schedule(now, device, out) {}
         }
         sets::await_next(&mut self.cells, now);
@@ -146,5 +150,9 @@ impl<C: Choose> Scheduler for CellScheduler<C> {
 
     fn nodes(&self, task: TaskId) -> &[u32] {
         self.cells.nodes(task)
+    }
+
+    fn holds(&self, device: DeviceId) -> bool {
+        self.cells.drains(device) && self.cells.has_walks(device)
     }
 }

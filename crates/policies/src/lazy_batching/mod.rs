@@ -342,7 +342,7 @@ impl Scheduler for LazyBatching {
             self.end_node(device, done);
         }
         self.tasks.close(done.task);
-        if lost || !self.devices[device].present {
+        if lost {
             self.abandon(device);
         }
     }
@@ -351,8 +351,10 @@ impl Scheduler for LazyBatching {
         match control {
             Control::DeviceJoined(device) => self.devices.join(device),
             Control::DeviceLeft(device) => {
-                self.devices.leave(device);
-                if !self.devices[device].runs(&self.cohorts) {
+                // What has begun goes on there, unless the device is lost.
+                if self.devices[device].present {
+                    self.devices.leave(device);
+                } else if !self.devices[device].runs(&self.cohorts) {
                     self.abandon(device);
                 }
             }
@@ -371,10 +373,13 @@ impl Scheduler for LazyBatching {
         self.queues.fifo.drop_late(now);
         self.queues.fifo.flush(out);
         for device in self.devices.ids() {
-            if self.devices[device].present && !self.devices[device].runs(&self.cohorts) {
-                self.admit(now, device);
-                self.run_top(now, device, out);
+            if self.devices[device].runs(&self.cohorts) {
+                continue;
             }
+            if self.devices[device].present {
+                self.admit(now, device);
+            }
+            self.run_top(now, device, out);
         }
     }
 
@@ -388,6 +393,11 @@ impl Scheduler for LazyBatching {
 
     fn nodes(&self, task: TaskId) -> &[u32] {
         self.tasks.nodes(task)
+    }
+
+    fn holds(&self, device: DeviceId) -> bool {
+        let state = &self.devices[device];
+        !state.present && !state.stack.is_empty()
     }
 
     fn prediction(&self, request: RequestSlot) -> Option<Prediction> {

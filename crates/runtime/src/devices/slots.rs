@@ -69,10 +69,10 @@ impl DeviceSlots {
         self.serving
     }
 
-    /// Returns a leaving device that has ended all its tasks.
-    pub(crate) fn drained(&self) -> Option<DeviceId> {
-        let at = self.slots.iter().position(|slot| slot.leaving && slot.held == 0)?;
-        Some(DeviceId(at as u16))
+    /// Returns a leaving device that has ended all its tasks and that the policy does not hold.
+    pub(crate) fn drained(&self, holds: impl Fn(DeviceId) -> bool) -> Option<DeviceId> {
+        let mut slots = (0..).map(DeviceId).zip(&self.slots);
+        slots.find(|(id, slot)| slot.leaving && slot.held == 0 && !holds(*id)).map(|(id, _)| id)
     }
 
     /// Removes a device that holds no task.

@@ -29,9 +29,19 @@ impl Engine {
         self.open_device(id, executor).map(|()| id)
     }
 
-    /// Removes a device: it begins no new task and ends the tasks that it holds. Returns
-    /// immediately, before those tasks have ended. The last serving device cannot be removed.
+    /// Removes a device: it begins no further request, and ends its tasks and the requests that
+    /// only it can continue. Returns immediately, before they have ended. The last serving device
+    /// cannot be removed.
     pub fn remove_device(&self, id: DeviceId) -> Result<(), DeviceRefused> {
+        match self.0.devices.state(id) {
+            Some(DeviceState::Serving) if self.0.devices.serving() == 1 => Err(DeviceRefused::Last(id.0)),
+            _ => self.remove(id, false),
+        }
+    }
+
+    /// Removes a device like [`Engine::remove_device`], even the last one. Requests that have not
+    /// begun then fail.
+    pub fn remove_any_device(&self, id: DeviceId) -> Result<(), DeviceRefused> {
         self.remove(id, false)
     }
 
@@ -53,7 +63,6 @@ impl Engine {
     fn remove(&self, id: DeviceId, lost: bool) -> Result<(), DeviceRefused> {
         let _one_at_a_time = self.0.orders.lock();
         match self.0.devices.state(id) {
-            Some(DeviceState::Serving) if !lost && self.0.devices.serving() == 1 => Err(DeviceRefused::Last(id.0)),
             Some(state) if state == DeviceState::Serving || (lost && state == DeviceState::Leaving) => self
                 .0
                 .schedulers

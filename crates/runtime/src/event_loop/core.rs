@@ -5,7 +5,7 @@ use crate::record::flight::{EventRef, FlightRing};
 use crate::record::recorder::Recorder;
 use crate::shards::MatchmakerLink;
 use crate::{Aside, FlightEntry};
-use ripieno_base::{RequestSlot, TaskId, Time};
+use ripieno_base::{DeviceId, RequestSlot, TaskId, Time};
 use ripieno_model::Graph;
 use ripieno_policies::grants::Grant;
 use ripieno_policies::shard_in;
@@ -154,6 +154,11 @@ impl Core {
     /// Returns the policy's prediction for a request; `None` if the policy does not predict.
     pub(crate) fn prediction(&self, request: RequestSlot) -> Option<Prediction> {
         self.scheduler.prediction(request)
+    }
+
+    /// Returns true while requests go on on a device that leaves.
+    pub(crate) fn holds(&self, device: DeviceId) -> bool {
+        self.scheduler.holds(device)
     }
 
     pub(crate) fn learns_occupancy(&self) -> bool {

@@ -145,9 +145,10 @@ impl Dispatcher {
         self.slots.leave(id);
     }
 
-    /// Removes and returns a leaving device that has ended all its tasks.
-    pub(crate) fn pop_drained(&mut self) -> Option<DeviceId> {
-        let id = self.slots.drained()?;
+    /// Removes and returns a leaving device that has ended all its tasks and that the policy does
+    /// not hold.
+    pub(crate) fn pop_drained(&mut self, holds: impl Fn(DeviceId) -> bool) -> Option<DeviceId> {
+        let id = self.slots.drained(holds)?;
         self.slots.remove(id);
         Some(id)
     }
@@ -220,7 +221,7 @@ impl Dispatcher {
         self.tasks.start(id, in_flight);
         let not_before = self.clock.instant(start.not_before);
         if !self.slots.submit(device, Task { id, model, block, lane, length, members, not_before }) {
-            // A policy may continue a batch on a leaving device that has since been removed.
+            // A policy that does not hold a leaving device may continue a batch once it is removed.
             return self.orphans.push(id);
         }
         let (_, call, _) = jobs.owner(start.members[0]);

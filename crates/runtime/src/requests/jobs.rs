@@ -328,6 +328,12 @@ impl JobTable {
         parts.for_each(|part| part.known_on.retain(|&known| known != device));
     }
 
+    /// Returns the first slots of the calls whose parts all fulfil a condition.
+    pub(crate) fn leads_where(&self, every: impl Fn(&JobPart) -> bool) -> Vec<RequestSlot> {
+        let calls = self.calls.iter().flatten().filter(|call| call.parts.iter().all(&every));
+        calls.map(|call| call.lead()).collect()
+    }
+
     /// Returns the first slots of all calls.
     pub(crate) fn leads(&self) -> Vec<RequestSlot> {
         self.calls.iter().flatten().map(|call| call.lead()).collect()

@@ -62,9 +62,11 @@ impl DeviceUse {
         self.change(now, device, |devices| devices.join(device));
     }
 
-    /// Removes a device.
+    /// Removes a device, unless it has left.
     pub(super) fn leave(&mut self, now: Time, device: DeviceId) {
-        self.change(now, device, |devices| devices.leave(device));
+        if self.devices[device].present {
+            self.change(now, device, |devices| devices.leave(device));
+        }
     }
 
     pub(super) fn slow(&mut self, device: DeviceId, percent: u32) {

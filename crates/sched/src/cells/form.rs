@@ -55,7 +55,7 @@ impl<G: Groups> Cells<G> {
         let (mut rows, mut length) = (0, 0);
         while let Some(id) = next.filter(|_| rows < max && self.served(model).cells[block.index()].ready(device) > 0) {
             next = self.subgraphs.links.next(id);
-            if self.subgraphs.at(id).pinned.is_some_and(|other| other != device) {
+            if !self.served(model).cells[block.index()].may_take(self.subgraphs.at(id).pinned, device) {
                 continue;
             }
             if pads {
@@ -140,7 +140,9 @@ impl<G: Groups> Cells<G> {
         *served.cells[block.index()].count(Some(device)) -= rows;
         if !unfolds {
             self.tasks.push(task, slot, length);
-            self.walker(slot).held_by = Some(device);
+            if self.walker(slot).held_by.replace(device).is_none() {
+                self.devices[device].walks += 1;
+            }
             return;
         }
         self.tasks.push_node(task, slot, node);

@@ -141,9 +141,10 @@ impl<G: Groups> Cells<G> {
     }
 
     /// Releases the work of a device that has left and holds no task: the rest of its group may run
-    /// anywhere, and chains that have begun there start over.
+    /// anywhere, and what has begun there starts over, unless it goes on there.
     pub(super) fn release_device(&mut self, device: DeviceId) {
-        if self.devices[device].present || self.devices[device].held > 0 {
+        let goes_on = self.drains(device) && self.has_walks(device);
+        if self.devices[device].present || self.devices[device].held > 0 || goes_on {
             return;
         }
         for slot in (0..self.walkers.len() as u32).map(RequestSlot) {

@@ -149,14 +149,16 @@ enum CellRequestState {
 struct CellDevice {
     /// Number of tasks in flight.
     held: usize,
-    /// Number of live requests of pinned models that have begun on the device.
+    /// Number of live requests that have begun on the device and go on on no other.
     walks: usize,
+    /// True if these requests go on there although the device is absent.
+    drains: bool,
 }
 
 impl<G: Groups> Cells<G> {
     /// Creates the state without models, with the first `devices` devices present.
     pub fn new(limits: &Limits, devices: usize, options: BatchOptions, tasks: Tasks, groups: G) -> Cells<G> {
-        let device = || CellDevice { held: 0, walks: 0 };
+        let device = || CellDevice { held: 0, walks: 0, drains: false };
         Cells {
             groups,
             models: Models::new(limits, options),
@@ -181,6 +183,10 @@ impl<G: Groups> Cells<G> {
         let devices = self.devices.ids().count();
         let most = |model: &Model, max_batch| if merges { model.max_batch } else { max_batch };
         self.models.load(id, model, |model, max_batch| CellModelState::new(model, most(model, max_batch), devices));
+        for device in self.devices.ids() {
+            let present = self.devices[device].present;
+            self.served_mut(id).own.set_present(device, present);
+        }
     }
 
     /// Returns the model of this id, which must be loaded.
@@ -239,12 +245,31 @@ impl<G: Groups> Cells<G> {
     /// Marks a device as present.
     pub fn join_device(&mut self, device: DeviceId) {
         self.devices.join(device);
+        self.devices[device].drains = false;
+        self.models.iter_mut().for_each(|(_, served)| served.own.set_present(device, true));
     }
 
-    /// Marks a device as absent. Its tasks in flight still end.
-    pub fn leave_device(&mut self, device: DeviceId) {
-        self.devices.leave(device);
+    /// Marks a device as absent. Its tasks in flight still end. With `drains`, requests that have
+    /// begun there and are bound to it go on there, until a second call without it.
+    pub fn leave_device(&mut self, device: DeviceId, drains: bool) {
+        if self.devices[device].present {
+            self.devices.leave(device);
+            self.models.iter_mut().for_each(|(_, served)| served.own.set_present(device, false));
+        }
+        self.devices[device].drains = drains;
         self.release_device(device);
+    }
+
+    /// Releases the work of an absent device on which no request goes on any more.
+    pub fn release_drained(&mut self, device: DeviceId) {
+        if self.drains(device) && !self.has_walks(device) {
+            self.leave_device(device, false);
+        }
+    }
+
+    /// Returns whether requests that have begun on an absent device go on there.
+    pub fn drains(&self, device: DeviceId) -> bool {
+        !self.devices[device].present && self.devices[device].drains
     }
 
     /// Replaces the profile of a cell type.

@@ -96,7 +96,7 @@ impl<G: Groups> Cells<G> {
             next = self.subgraphs.links.next(id);
             Some(self.subgraphs.at(id))
         });
-        let ready = queued.filter(move |of| of.ready > 0 && of.pinned.is_none_or(|other| other == device));
+        let ready = queued.filter(move |of| of.ready > 0 && served.cells[block].may_take(of.pinned, device));
         let taken = ready.take_while(move |of| {
             let room = seen < rows;
             seen += of.ready as usize;
@@ -172,7 +172,7 @@ impl<G: Groups> Cells<G> {
         while let Some(id) = next.filter(|_| in_time < rows) {
             next = self.subgraphs.links.next(id);
             let (served, subgraph) = (self.models.get(model), self.subgraphs.at(id));
-            if subgraph.ready == 0 || subgraph.pinned.is_some_and(|other| other != device) {
+            if subgraph.ready == 0 || !served.cells[block].may_take(subgraph.pinned, device) {
                 continue;
             }
             let walker = &self.walkers[subgraph.slot.index()];

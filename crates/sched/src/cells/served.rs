@@ -62,6 +62,8 @@ pub struct CellType {
     pub(super) free: u32,
     /// Ready rows of pinned subgraphs, by device.
     pub(super) pinned: Vec<u32>,
+    /// Whether the device is present, by device: an absent one takes pinned subgraphs alone.
+    present: Vec<bool>,
     /// Number of tasks in flight.
     pub running: u32,
     /// Smallest batch, in rows.
@@ -84,6 +86,7 @@ impl CellModelState {
                 queue: List::default(),
                 free: 0,
                 pinned: vec![0; devices],
+                present: vec![false; devices],
                 running: 0,
                 min: supported.clone().min().unwrap_or(1),
                 max: supported.max().unwrap_or(max),
@@ -105,6 +108,11 @@ impl CellModelState {
             live: 0,
             waiting: 0,
         }
+    }
+
+    /// Notes whether a device is present.
+    pub(super) fn set_present(&mut self, device: DeviceId, present: bool) {
+        self.cells.iter_mut().for_each(|cell| cell.present[device.index()] = present);
     }
 
     /// Learns from a step of a block that runs until its end, whether it was the last one.
@@ -155,7 +163,13 @@ impl CellModel {
 impl CellType {
     /// Returns the rows that this device could take now.
     pub fn ready(&self, device: DeviceId) -> usize {
-        (self.free + self.pinned[device.index()]) as usize
+        let free = if self.present[device.index()] { self.free } else { 0 };
+        (free + self.pinned[device.index()]) as usize
+    }
+
+    /// Returns whether this device may take a subgraph that is pinned like this.
+    pub(super) fn may_take(&self, pinned: Option<DeviceId>, device: DeviceId) -> bool {
+        pinned.map_or(self.present[device.index()], |only| only == device)
     }
 
     /// Returns the rows of the cell type's next batch on this device; one if nothing is ready.

@@ -170,8 +170,9 @@ impl<G: Groups> Cells<G> {
     fn unbind_walk(&mut self, slot: RequestSlot) {
         let Walker { request, held_by, .. } = self.walkers[slot.index()];
         self.walker(slot).held_by = None;
-        if let Some(device) = held_by.filter(|_| self.served(request.model).is_pinned()) {
-            self.devices[device].walks -= 1;
+        let Some(device) = held_by else { return };
+        self.devices[device].walks -= 1;
+        if self.served(request.model).is_pinned() {
             self.served_mut(request.model).release(device);
         }
     }

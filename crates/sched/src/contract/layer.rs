@@ -4,7 +4,7 @@
 //! here, in one place: a method of [`Scheduler`] that is missing below fails a test.
 
 use crate::{Control, Outbox, Prediction, Request, Scheduler, TaskDone};
-use ripieno_base::{RequestSlot, TaskId, Time};
+use ripieno_base::{DeviceId, RequestSlot, TaskId, Time};
 use ripieno_model::Graph;
 use std::any::Any;
 
@@ -62,6 +62,11 @@ pub trait SchedulerLayer: Send {
         self.inner().prediction(request)
     }
 
+    /// [`Scheduler::holds`].
+    fn holds(&self, device: DeviceId) -> bool {
+        self.inner().holds(device)
+    }
+
     /// [`Scheduler::learns_occupancy`].
     fn learns_occupancy(&self) -> bool {
         self.inner().learns_occupancy()
@@ -113,6 +118,10 @@ impl<L: SchedulerLayer> Scheduler for L {
 
     fn prediction(&self, request: RequestSlot) -> Option<Prediction> {
         SchedulerLayer::prediction(self, request)
+    }
+
+    fn holds(&self, device: DeviceId) -> bool {
+        SchedulerLayer::holds(self, device)
     }
 
     fn learns_occupancy(&self) -> bool {

@@ -72,6 +72,13 @@ pub trait Scheduler: Send {
         None
     }
 
+    /// Returns true while requests go on on a device that has left, because only it has their
+    /// state. The driver keeps the device until then. Each of these requests has a task in flight
+    /// or gets one once the device has room.
+    fn holds(&self, _device: DeviceId) -> bool {
+        false
+    }
+
     /// Returns true if the policy itself learns how late batches are. To any other policy the
     /// driver announces deadlines that precede the real ones by a margin.
     fn learns_occupancy(&self) -> bool {
@@ -204,9 +211,11 @@ pub enum Outcome {
 pub enum Control {
     /// A device is ready for tasks.
     DeviceJoined(DeviceId),
-    /// A device begins no further batches. Tasks in flight still end in a [`TaskDone`], and batches
-    /// may continue with their next blocks. If the device is lost, each of its tasks ends in
-    /// [`Outcome::DeviceLost`] right after this, or later if it had left before.
+    /// A device begins no further requests. Tasks in flight still end in a [`TaskDone`], and
+    /// requests that have begun there may go on there. If the device is lost, each of its tasks
+    /// ends in [`Outcome::DeviceLost`] right after this, or later if it had left before. While the
+    /// scheduler [`holds`](Scheduler::holds) the device, its loss is announced by a second
+    /// `DeviceLeft`.
     DeviceLeft(DeviceId),
     /// A device needs `percent` % of the profiled latency from now on; 100 is nominal.
     DeviceSlowed {

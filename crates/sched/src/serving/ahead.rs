@@ -31,7 +31,8 @@ impl UnifiedScheduler {
         }
         for device in self.devices.ids() {
             let state = &self.devices[device];
-            let Some(running) = state.running.filter(|_| state.present && state.ahead.is_none()) else { continue };
+            let takes = state.present || self.cells.drains(device);
+            let Some(running) = state.running.filter(|_| takes && state.ahead.is_none()) else { continue };
             if running.cohort.is_none() {
                 if has_cells && running.profiled < SHORT_STEP + self.network.control * (2 * SHORT_ROUND_TRIPS) {
                     self.start_next(now, device, 1, out);

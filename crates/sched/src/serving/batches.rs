@@ -85,14 +85,15 @@ impl UnifiedScheduler {
         let &Decision { now, device, idle, .. } = decision;
         let held = self.devices[device].held.iter().rev().copied().filter(|_| !self.devices.runs_batch(device));
         if let Some(top) = held.clone().find(|&held| self.cohorts.get(held).model == id) {
-            let offer = self.offer_joining(now, device, id, top).unwrap_or_else(|| self.resume(now, device, id, top));
+            let joining = if self.devices[device].present { self.offer_joining(now, device, id, top) } else { None };
+            let offer = joining.unwrap_or_else(|| self.resume(now, device, id, top));
             self.offers.push(offer);
             return;
         }
         let served = self.models.get(id);
         // A batch behind another one of its model runs on no further device.
         let devices = served.devices - usize::from(self.devices.runs_model(device, id));
-        if served.queue.any().is_none() || devices >= served.model.instances.max(1) {
+        if served.queue.any().is_none() || devices >= served.model.instances.max(1) || !self.devices[device].present {
             return;
         }
         if let Some(late) = self.late_offer(now, device, id) {

@@ -120,6 +120,8 @@ struct UnifiedScheduler {
     offers: Vec<TaskOffer>,
     /// Scratch: requests of a lost task.
     returned: Vec<RequestSlot>,
+    /// Absent devices on which requests go on.
+    draining: Vec<DeviceId>,
 }
 
 /// Builds the scheduler for a setup.
@@ -143,6 +145,7 @@ pub fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, Bui
         forecasts: vec![None; limits.requests],
         offers: Vec::new(),
         returned: Vec::with_capacity(limits.requests),
+        draining: Vec::with_capacity(limits.devices),
     };
     for (model, id) in setup.models.iter().zip(0..) {
         serving.load_model(ModelId(id), model.clone());
@@ -267,9 +270,10 @@ impl UnifiedScheduler {
         }
     }
 
-    /// Returns the requests of an absent device that runs nothing.
+    /// Returns the requests of a lost device that runs nothing.
     fn release(&mut self, device: DeviceId) {
-        if self.devices[device].present || self.devices[device].running.is_some() {
+        let state = &self.devices[device];
+        if state.present || state.running.is_some() || self.cells.drains(device) {
             return;
         }
         while let Some(cohort) = self.devices[device].held.pop() {
@@ -332,12 +336,18 @@ impl Scheduler for UnifiedScheduler {
     fn on_control(&mut self, _now: Time, control: Control) {
         match control {
             Control::DeviceJoined(device) => {
+                self.draining.retain(|&other| other != device);
                 self.devices.join(device);
                 self.cells.join_device(device);
             }
             Control::DeviceLeft(device) => {
-                self.devices.leave(device);
-                self.cells.leave_device(device);
+                // The second time, it is lost.
+                let drains = self.devices[device].present;
+                if drains {
+                    self.devices.leave(device);
+                    self.draining.push(device);
+                }
+                self.cells.leave_device(device, drains);
                 self.release(device);
             }
             Control::DeviceSlowed { device, percent } => {
@@ -376,6 +386,9 @@ impl Scheduler for UnifiedScheduler {
         self.wakeup = Time::NEVER;
         let free = self.devices.free();
         let idle = if free > 0 { self.start_on_free(now, free, out) } else { 0 };
+        if !self.draining.is_empty() {
+            self.start_on_draining(now, free, out);
+        }
         self.start_ahead(now, out);
         if idle < free {
             // A wide request that a batch has left at the head may be hopeless long before others.
@@ -395,6 +408,10 @@ impl Scheduler for UnifiedScheduler {
 
     fn nodes(&self, task: TaskId) -> &[u32] {
         self.cells.nodes(task)
+    }
+
+    fn holds(&self, device: DeviceId) -> bool {
+        self.cells.drains(device) && (self.cells.has_walks(device) || !self.devices[device].held.is_empty())
     }
 
     fn prediction(&self, request: RequestSlot) -> Option<Prediction> {

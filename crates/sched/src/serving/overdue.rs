@@ -21,7 +21,7 @@ impl UnifiedScheduler {
 
     /// Returns the offer of requests that were passed over, for a device with nothing else to do.
     pub(super) fn offer_overdue(&self, now: Time, device: DeviceId, idle: usize) -> Option<TaskOffer> {
-        if !self.devices[device].held.is_empty() {
+        if !self.devices[device].held.is_empty() || !self.devices[device].present {
             return None;
         }
         let ids = (0..self.models.capacity() as u16).map(ModelId).filter(|&id| self.models.find(id).is_some());

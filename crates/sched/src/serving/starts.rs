@@ -5,9 +5,9 @@ use super::arbiter::{self, OfferedTask, TaskOffer};
 use super::decision::Decision;
 use super::devices::TaskInFlight;
 use super::former::Former;
-use crate::Outbox;
 use crate::cells::Cells;
 use crate::tables::cohorts::CohortId;
+use crate::{Outbox, Scheduler};
 use ripieno_base::{DeviceId, LaneId, ModelId, Nanos, Permille, Time};
 
 impl UnifiedScheduler {
@@ -30,6 +30,18 @@ impl UnifiedScheduler {
             }
         }
         idle
+    }
+
+    /// Starts what goes on on absent devices, and forgets those that have ended it.
+    pub(super) fn start_on_draining(&mut self, now: Time, free: usize, out: &mut Outbox) {
+        for at in (0..self.draining.len()).rev() {
+            let device = self.draining[at];
+            if !self.holds(device) {
+                self.draining.swap_remove(at);
+            } else if self.devices[device].running.is_none() {
+                self.start_next(now, device, free + 1, out);
+            }
+        }
     }
 
     /// Starts the best offer on a device that is free, or that gets its next task ahead; returns

@@ -65,7 +65,7 @@ impl World<'_> {
         let Some(control) = self.control(fault) else {
             // A device that is leaving may be lost with its remaining tasks.
             if let Fault::Lose(device) = *fault {
-                self.lose_tasks(device, observers);
+                self.lose(device, observers);
             }
             return;
         };
@@ -75,8 +75,18 @@ impl World<'_> {
         }
         self.scheduler.on_control(self.now, control);
         if let Fault::Lose(device) = *fault {
-            self.lose_tasks(device, observers);
+            self.lose(device, observers);
         }
+    }
+
+    /// Loses a device that has left, with its tasks and the requests that go on there.
+    fn lose(&mut self, device: DeviceId, observers: &mut [&mut dyn Observer]) {
+        if self.scheduler.holds(device) {
+            self.events += 1;
+            each(observers, |observer| observer.left(device));
+            self.scheduler.on_control(self.now, Control::DeviceLeft(device));
+        }
+        self.lose_tasks(device, observers);
     }
 
     fn control(&mut self, fault: &Fault) -> Option<Control> {

@@ -74,7 +74,8 @@ pub(crate) struct BackendArgs {
     #[command(flatten)]
     control: ControlArgs,
 
-    /// Time for batches to finish when it leaves, in seconds; the rest runs elsewhere.
+    /// Time for the requests that have begun on it to finish when it leaves, in seconds. The rest
+    /// begins anew elsewhere; streams that have sent steps end with 503.
     #[arg(long, value_name = "S", default_value_t = 30)]
     drain_timeout_s: u64,
 

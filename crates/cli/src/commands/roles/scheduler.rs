@@ -112,7 +112,7 @@ pub(crate) struct SchedulerArgs {
     max_held_mib: u32,
 
     /// Time for requests to finish after a shutdown began, in seconds; the rest is answered with
-    /// 503.
+    /// 503. Also for the requests that have begun on a backend that the plan moves.
     #[arg(long, value_name = "S", default_value_t = 30)]
     drain_timeout_s: u64,
 
@@ -227,6 +227,7 @@ fn start_cluster(args: &SchedulerArgs, on_serving: OnServing) -> anyhow::Result<
             None if is_auto => InitialPlan::Later,
             None => InitialPlan::Whole,
         },
+        drain_timeout: Duration::from_secs(args.drain_timeout_s),
         start: start(args),
         on_serving,
     };

@@ -1,10 +1,12 @@
 //! Devices that join, leave or are lost while requests run.
 //!
-//! A leaving device ends the tasks that it holds. A device is lost if it is reported lost or hangs
-//! in a task. It is removed with all its tasks: in one instant, the core learns that the device
-//! left and that its tasks were lost. Requests whose state was on the device restart on another
-//! device, at most once. A chain keeps its state on the device that ran it last, as does a request
-//! of a pinned model that runs cell by cell. A request does not restart if
+//! A leaving device ends the tasks that it holds, and the requests that only it can continue, if
+//! the policy lets them go on there. Requests that have not begun fail if it was the last one. A
+//! device is lost if it is reported lost or hangs in a task. It is removed with all its tasks: in
+//! one instant, the core learns that the device left and that its tasks were lost. Requests whose
+//! state was on the device restart on another device, at most once. A chain keeps its state on the
+//! device that ran it last, as does a request of a pinned model that runs cell by cell. A request
+//! does not restart if
 //!
 //! * it has restarted before, because the request itself may make devices hang,
 //! * its client has received a step of the answer, because the repeated steps might differ,
@@ -19,6 +21,7 @@ use crate::Failure;
 use crate::devices::{DeviceState, SharedDevice};
 use crate::event_loop::tasks_in_flight::LostTask;
 use crate::learn::capacity::ModelEntry;
+use crate::requests::jobs::{JobPart, PartStage};
 use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_sched::{Control, Outcome, TaskDone};
 use std::sync::Arc;
@@ -64,6 +67,7 @@ impl SchedulerLoop {
                 self.dispatcher.leave(id);
                 self.speeds.leave(id);
                 self.core.control(Control::DeviceLeft(id));
+                self.fail_stranded(now);
             }
             _ => {}
         }
@@ -104,9 +108,9 @@ impl SchedulerLoop {
         }
     }
 
-    /// Removes leaving devices that have ended all their tasks.
+    /// Removes leaving devices that have ended all their tasks and requests.
     pub(super) fn remove_drained(&mut self, now: Time) {
-        while let Some(id) = self.dispatcher.pop_drained() {
+        while let Some(id) = self.dispatcher.pop_drained(|id| self.core.holds(id)) {
             tracing::info!(device = id.0, "a device has left");
             self.jobs.forget_device(id);
             self.fail_stranded(now);
@@ -129,6 +133,9 @@ impl SchedulerLoop {
             None => return,
             Some(DeviceState::Serving) => self.core.control(Control::DeviceLeft(id)),
             Some(_) => {}
+        }
+        if self.core.holds(id) {
+            self.core.control(Control::DeviceLeft(id));
         }
         let tasks = self.dispatcher.lose(id, again);
         self.speeds.leave(id);
@@ -166,15 +173,17 @@ impl SchedulerLoop {
         }
     }
 
-    /// Fails all calls that have no task in flight, if no device serves.
+    /// Fails all calls that have no task in flight and go on on no leaving device, if no device
+    /// serves.
     fn fail_stranded(&mut self, now: Time) {
-        if self.dispatcher.slots().serving() > 0 {
+        let slots = self.dispatcher.slots();
+        if slots.serving() > 0 {
             return;
         }
-        for lead in self.jobs.leads() {
-            if self.jobs.call(lead).parts.iter().all(|part| part.in_flight == 0) {
-                self.fail_if_no_device(now, lead);
-            }
+        let holds = |id: DeviceId| slots.state(id) == Some(DeviceState::Leaving) && self.core.holds(id);
+        let goes_on = |part: &JobPart| part.stage == PartStage::Begun && part.device.is_some_and(holds);
+        for lead in self.jobs.leads_where(|part| part.in_flight == 0 && !goes_on(part)) {
+            self.fail_if_no_device(now, lead);
         }
     }
 }
