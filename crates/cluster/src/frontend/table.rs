@@ -28,6 +28,8 @@ use std::time::{Duration, Instant};
 const EXPIRY_GRACE: Duration = Duration::from_secs(1);
 /// Longest time between the scheduler's report of success and the arrival of all outputs.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The error of a request whose backend was lost.
+const BACKEND_LOST: &str = "the backend that ran it was lost";
 /// Time after which a client may retry.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
@@ -144,7 +146,7 @@ impl RequestTable {
             return Err(Failure::ShuttingDown);
         }
         if self.scheduler.is_none() && (self.lost.is_none() || self.is_abandoned(now)) {
-            return Err(Failure::Outage { cause: "no scheduler is there".to_owned(), retry_after: RETRY_AFTER });
+            return Err(outage("no scheduler is there"));
         }
         let bound = self.slots.len();
         let at = self.free.pop().ok_or(Failure::QueueFull { bound, retry_after: RETRY_AFTER })?;
@@ -250,7 +252,7 @@ impl RequestTable {
         let owes = |connection: &u64| !self.connections.contains(connection);
         let is_lost =
             self.slots[request as u32 as usize].pending.as_ref()?.outstanding().any(|connection| owes(&connection));
-        if is_lost { self.complete(request, Err(backend_lost())) } else { self.complete_if_ready(request) }
+        if is_lost { self.complete(request, Err(outage(BACKEND_LOST))) } else { self.complete_if_ready(request) }
     }
 
     /// Handles a device's pull of rows. Returns the inputs of the request, and its number of rows.
@@ -276,8 +278,9 @@ impl RequestTable {
     /// Handles a pull of a request whose client has read a step: it runs again, and the repeated
     /// steps might differ. Returns the request, which ends.
     pub(super) fn end_repeated_stream(&mut self, request: u64) -> Option<CompletedRequest> {
-        self.get(request).filter(|pending| pending.streamed)?;
-        self.complete(request, Err(backend_lost()))
+        let pending = self.get(request).filter(|pending| pending.streamed)?;
+        let cause = if pending.orphaned { "another scheduler has taken over" } else { BACKEND_LOST };
+        self.complete(request, Err(outage(cause)))
     }
 
     /// Handles a step of a streamed answer. Returns its receiver; `None` if the step is of an
@@ -339,20 +342,19 @@ impl RequestTable {
     pub(super) fn on_backend_lost(&mut self, connection: u64) -> Vec<CompletedRequest> {
         self.connections.retain(|&other| other != connection);
         self.complete_where(|pending| {
-            (pending.ended.is_some() && pending.outstanding().any(|owes| owes == connection)).then(backend_lost)
+            (pending.ended.is_some() && pending.outstanding().any(|by| by == connection)).then(|| outage(BACKEND_LOST))
         })
     }
 
     /// Fails the requests that no scheduler has reported on, since no scheduler has come back.
     pub(super) fn fail_without_scheduler(&mut self) -> Vec<CompletedRequest> {
-        let gone = || Failure::Outage { cause: "the scheduler was lost".to_owned(), retry_after: RETRY_AFTER };
-        self.complete_where(|pending| pending.ended.is_none().then(gone))
+        self.complete_where(|pending| pending.ended.is_none().then(|| outage("the scheduler was lost")))
     }
 
     /// Removes the requests that are past their deadline or have waited too long for outputs.
     pub(super) fn expire(&mut self, now: Instant) -> Vec<CompletedRequest> {
         self.complete_where(|pending| match (&pending.ended, pending.expires) {
-            (Some((_, since)), _) if now > *since + OUTPUT_TIMEOUT => Some(backend_lost()),
+            (Some((_, since)), _) if now > *since + OUTPUT_TIMEOUT => Some(outage(BACKEND_LOST)),
             (None, Some(expires)) if now > expires + EXPIRY_GRACE => Some(Failure::Expired),
             _ => None,
         })
@@ -380,8 +382,8 @@ impl RequestTable {
     }
 }
 
-fn backend_lost() -> Failure {
-    Failure::Outage { cause: "the backend that ran it was lost".to_owned(), retry_after: RETRY_AFTER }
+fn outage(cause: &str) -> Failure {
+    Failure::Outage { cause: cause.to_owned(), retry_after: RETRY_AFTER }
 }
 
 impl PendingRequest {

@@ -25,12 +25,18 @@ pub(crate) const CELLS: u16 = 1;
 const MAGIC: [u8; 8] = *b"ripieno\n";
 const BYTES: usize = 24;
 
-/// First byte of a connection under TLS.
-const TLS_RECORD: u8 = 0x16;
+/// First byte of an alert and of a handshake under TLS.
+const TLS_RECORDS: [u8; 2] = [0x15, 0x16];
 
-/// The error of a peer that closes first; with TLS it does so if it cannot accept the certificate.
-const CLOSED_EARLY: &str = "the other side closed the connection before its greeting; its log says why. Roles with \
-                            --peer-cert accept only roles that have one of the same --peer-ca and --peer-name";
+/// The error of a peer that speaks TLS to a side that does not.
+const ENCRYPTS: &str = "the other side encrypts, and this one does not: give it --peer-cert, too";
+
+/// The error of a peer that closes first.
+const CLOSED_EARLY: &str = "the other side closed the connection before its greeting; its log says why";
+
+/// The usual reason for which a peer under TLS does so: it cannot accept the certificate.
+const CERTIFICATES: &str = "Roles with --peer-cert accept only roles that have one of the same --peer-ca and \
+                            --peer-name";
 
 /// Longest wait for a peer's handshake.
 const TIMEOUT: Duration = Duration::from_secs(3);
@@ -88,10 +94,8 @@ impl Handshake {
     /// Decodes a handshake.
     pub fn from_bytes(bytes: &[u8; BYTES]) -> Result<Handshake, DecodeError> {
         let u16_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-        if bytes[0] == TLS_RECORD {
-            return Err(DecodeError(
-                "the other side encrypts, and this one does not: give it --peer-cert, too".to_owned(),
-            ));
+        if TLS_RECORDS.contains(&bytes[0]) {
+            return Err(DecodeError(ENCRYPTS.to_owned()));
         }
         if bytes[..8] != MAGIC {
             return Err(DecodeError("its greeting is not that of a role of ripieno".to_owned()));
@@ -132,11 +136,20 @@ fn read(stream: &dyn ByteStream) -> io::Result<Handshake> {
     while at < BYTES {
         let read = stream.read(&mut bytes[at..], TIMEOUT).map_err(|error| silence(error, "no greeting", TIMEOUT))?;
         match read {
-            0 => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, CLOSED_EARLY)),
+            0 => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, closed_early(stream, &bytes[..at]))),
             read => at += read,
         }
     }
     Ok(Handshake::from_bytes(&bytes)?)
+}
+
+/// Returns the error of a peer that has closed the connection after these bytes.
+fn closed_early(stream: &dyn ByteStream, received: &[u8]) -> String {
+    match received.first() {
+        Some(first) if TLS_RECORDS.contains(first) => ENCRYPTS.to_owned(),
+        _ if stream.encrypts() => format!("{CLOSED_EARLY}. {CERTIFICATES}"),
+        _ => CLOSED_EARLY.to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -151,11 +164,26 @@ mod tests {
         assert_eq!(Handshake::from_bytes(&greeting.to_bytes()), Ok(greeting));
         let mut http = *b"GET / HTTP/1.1\r\nHost: ab";
         assert!(Handshake::from_bytes(&http).is_err());
-        let mut hello = http;
-        hello[..3].copy_from_slice(&[0x16, 3, 1]);
-        assert!(Handshake::from_bytes(&hello).unwrap_err().0.contains("--peer-cert"));
+        for record in TLS_RECORDS {
+            let mut hello = http;
+            hello[..3].copy_from_slice(&[record, 3, 1]);
+            assert!(Handshake::from_bytes(&hello).unwrap_err().0.contains("--peer-cert"));
+        }
         http[..8].copy_from_slice(&MAGIC);
         assert!(Handshake::from_bytes(&http).unwrap_err().0.contains("role"));
+    }
+
+    #[test]
+    fn only_a_peer_under_tls_that_closes_early_is_said_to_want_a_certificate() {
+        for (sent, wants) in [(&[][..], false), (&MAGIC[..3], false), (&[0x15, 3, 3, 0, 2, 2, 70], true)] {
+            let listener = Tcp.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+            let stream = Tcp.connect(&listener.address().to_string(), TIMEOUT).unwrap();
+            let theirs = listener.accept().unwrap().unwrap();
+            theirs.write_all(sent).unwrap();
+            theirs.close();
+            let error = read(&*stream).unwrap_err().to_string();
+            assert_eq!(error.contains("--peer-cert"), wants, "{error}");
+        }
     }
 
     /// Returns what either side receives.

@@ -342,6 +342,10 @@ impl ByteStream for TlsByteStream {
         self.peer
     }
 
+    fn encrypts(&self) -> bool {
+        true
+    }
+
     /// Waits for the end of the handshake, which an event loop could not.
     fn set_polled(&self) -> io::Result<RawFd> {
         self.establish()?;

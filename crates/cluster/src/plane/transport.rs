@@ -85,6 +85,11 @@ pub trait ByteStream: Send + Sync {
     /// Returns the address of the peer.
     fn peer(&self) -> Option<SocketAddr>;
 
+    /// Returns whether the bytes are encrypted on the way.
+    fn encrypts(&self) -> bool {
+        false
+    }
+
     /// Prepares the stream for an event loop, and returns the socket to poll. From then on only
     /// [`ByteStream::try_read`] and [`ByteStream::try_write`] are used. Fails if the stream needs a
     /// thread.

@@ -220,7 +220,11 @@ impl BackendConnection {
         let lost = gone.as_ref().and_then(BackendPeer::device).filter(|_| !shared.closed.load(Ordering::SeqCst));
         if let Some(device) = lost {
             let (address, device_id) = (PeerAddress(link.peer()), device.id.0);
-            tracing::warn!(device = device_id, %address, "backend {address} has gone, and device {device_id} with it");
+            if device.remote.is_attached() {
+                tracing::warn!(device = device_id, %address, "backend {address} has gone, and device {device_id} with it");
+            } else {
+                tracing::info!(device = device_id, %address, "backend {address} has left, and device {device_id} with it");
+            }
             device.leave(true);
         }
         shared.carry_out(changes);

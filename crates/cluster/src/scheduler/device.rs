@@ -229,6 +229,11 @@ impl RemoteState {
         }
     }
 
+    /// Returns whether the engine has the device.
+    pub(super) fn is_attached(&self) -> bool {
+        *self.attached.lock()
+    }
+
     /// Returns the delays of its messages and of its inputs.
     pub(super) fn delays(&self) -> BackendDelays {
         let delays = self.delays.lock();

@@ -304,12 +304,18 @@ fn steps_come_from_the_run_that_answers_and_end_before_the_answer() {
 
 #[test]
 fn a_stream_that_would_begin_again_ends() {
-    let mut table = table(4);
-    let (pending, answers, steps) = streamed();
-    let request = insert(&mut table, pending).unwrap();
-    table.pull(request, 0, 1, 1).unwrap();
-    assert!(step(&mut table, request, 1, false));
-    assert!(answer(table.end_repeated_stream(request)) && table.pull(request, 0, 1, 2).is_none());
-    assert!(matches!(answers.try_recv().unwrap(), Err(Failure::Outage { .. })));
-    assert_eq!(steps.iter().count(), 1);
+    for (orphaned, said) in [(false, "backend that ran it was lost"), (true, "another scheduler")] {
+        let mut table = table(4);
+        let (pending, answers, steps) = streamed();
+        let request = insert(&mut table, pending).unwrap();
+        table.pull(request, 0, 1, 1).unwrap();
+        assert!(step(&mut table, request, 1, false));
+        if orphaned {
+            assert_eq!(table.orphan_all().len(), 0);
+        }
+        assert!(answer(table.end_repeated_stream(request)) && table.pull(request, 0, 1, 2).is_none());
+        let ended = answers.try_recv().unwrap().unwrap_err();
+        assert!(matches!(&ended, Failure::Outage { cause, .. } if cause.contains(said)), "{ended}");
+        assert_eq!(steps.iter().count(), 1);
+    }
 }
