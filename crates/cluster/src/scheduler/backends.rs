@@ -68,18 +68,24 @@ pub(super) struct JoinedDevice {
 }
 
 impl JoinedDevice {
-    /// Removes the device from the engine.
+    /// Removes the device from the engine. One that is lost is removed without draining.
     pub(super) fn leave(&self, lost: bool) {
-        self.remote.while_attached(|| leave_engine(&self.part, self.id, lost));
+        let (engine, id) = (&self.part.engine, self.id);
+        self.remote.while_attached(|| {
+            let parted = if lost { engine.lose_device(id) } else { engine.remove_any_device(id) };
+            // It may be leaving already.
+            if let Err(refused) = parted {
+                tracing::debug!(device = id.0, %refused, "a device");
+            }
+        });
     }
 
     /// Removes a device that has been leaving for this time, if the engine still has it.
     pub(super) fn give_up(&self, after: Duration) {
-        self.remote.while_attached(|| {
-            let (device, span) = (self.id.0, after.as_secs_f64());
-            tracing::warn!(device, "requests on device {device}, which moves, have not ended within {span} s");
-            leave_engine(&self.part, self.id, true);
-        });
+        if self.remote.is_attached() {
+            tracing::warn!(device = self.id.0, "requests on a device that moves have not ended within {after:?}");
+            self.leave(true);
+        }
     }
 }
 
@@ -440,15 +446,5 @@ impl ConnectedPeers {
         let stay = self.backends.values().filter(|backend| !backend.stops);
         stay.for_each(|backend| present[backend.place] += 1);
         present
-    }
-}
-
-/// Removes a device from the engine. One that is lost is removed without draining.
-fn leave_engine(part: &SubClusterEngine, device: DeviceId, lost: bool) {
-    let engine = &part.engine;
-    let parted = if lost { engine.lose_device(device) } else { engine.remove_any_device(device) };
-    // It may be leaving already.
-    if let Err(refused) = parted {
-        tracing::debug!(device = device.0, %refused, "a device");
     }
 }
