@@ -518,11 +518,9 @@ fn deadlines(
     (deadline, if model.answer_late { arrived + own } else { deadline })
 }
 
-/// Returns a deadline ahead by the time that passes on other machines. A wrong estimate takes at
-/// most a quarter of the time.
+/// Returns a deadline ahead by the time that passes on other machines, at the earliest the arrival.
 fn without_way(arrived: Time, deadline: Time, way: Duration) -> Time {
-    let most = Nanos((deadline - arrived).0 / 4);
-    if deadline == Time::NEVER { deadline } else { deadline - saturating_nanos(way).min(most) }
+    if deadline == Time::NEVER { deadline } else { deadline - saturating_nanos(way).min(deadline - arrived) }
 }
 
 #[cfg(test)]
@@ -531,13 +529,13 @@ mod tests {
     use crate::testing::served;
 
     #[test]
-    fn the_way_takes_its_part_of_the_time_and_no_more_than_a_quarter() {
+    fn the_way_takes_its_part_of_the_time_and_at_most_all() {
         let (now, ms) = (Time(5), Duration::from_millis);
         let deadline = now + Nanos::from_millis(100);
         assert_eq!(without_way(now, deadline, Duration::ZERO), deadline);
         assert_eq!(without_way(now, deadline, ms(7)), now + Nanos::from_millis(93));
-        assert_eq!(without_way(now, deadline, ms(40)), now + Nanos::from_millis(75));
-        assert_eq!(without_way(now, deadline, Duration::MAX), now + Nanos::from_millis(75));
+        assert_eq!(without_way(now, deadline, ms(40)), now + Nanos::from_millis(60));
+        assert_eq!(without_way(now, deadline, Duration::MAX), now);
         assert_eq!(without_way(now, Time::NEVER, ms(7)), Time::NEVER);
     }
 

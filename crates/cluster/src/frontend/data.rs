@@ -1,7 +1,7 @@
 //! The connections of backends: they pull rows and push outputs.
 
 use super::FrontendShared;
-use super::table::CompletedRequest;
+use super::pending::CompletedRequest;
 use crate::plane::{
     ByteStream, DecodeError, Handshake, LinkBounds, Message, MessageReader, PeerAddress, PeerLink, Role,
     accept_handshake,

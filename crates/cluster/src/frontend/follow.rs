@@ -2,7 +2,8 @@
 //! requests to the primary.
 
 use super::FrontendShared;
-use super::table::{CompletedRequest, HeartbeatOutcome};
+use super::pending::CompletedRequest;
+use super::table::HeartbeatOutcome;
 use crate::description::ModelDescription;
 use crate::handover::{Epoch, ProcessId};
 use crate::offer::decode_served;

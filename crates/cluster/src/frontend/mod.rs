@@ -10,6 +10,7 @@ mod counters;
 mod data;
 mod follow;
 mod models;
+mod pending;
 mod steps;
 mod table;
 mod way;
@@ -20,6 +21,7 @@ use crate::random_id;
 use calls::FrontendCalls;
 use models::FrontendModels;
 use parking_lot::{Condvar, Mutex, RwLock};
+use pending::{CompletedRequest, PendingRequest, Resubmission};
 use ripieno_base::ModelId;
 use ripieno_runtime::{DelayPercentiles, Failure, Job, ModelSnapshot};
 use std::io;
@@ -29,7 +31,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 use steps::StepReceiver;
-use table::{CompletedRequest, PendingRequest, RequestTable, Resubmission};
+use table::RequestTable;
 
 /// Interval at which requests are expired.
 const EXPIRY_INTERVAL: Duration = Duration::from_millis(100);
@@ -162,7 +164,7 @@ impl Frontend {
             sizes: model.open.sizes(&job.inputs),
             stream: steps.is_some(),
         };
-        let expires = model.expires(came, job.timeout);
+        let limits = model.limits(came, job.timeout);
         let (inputs, on_answer, live) = (job.inputs, job.on_answer, model.counts.enter());
         let pending = PendingRequest {
             header: ask,
@@ -172,7 +174,7 @@ impl Frontend {
             streamed: false,
             whole: model.is_whole(),
             came,
-            expires,
+            limits,
             live,
             on_answer,
             ended: None,

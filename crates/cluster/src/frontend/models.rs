@@ -2,6 +2,7 @@
 //! scheduler becomes the primary.
 
 use super::counters::ModelCounters;
+use super::pending::AnswerLimits;
 use crate::description::{ModelDescription, RemoteModel};
 use ripieno_base::ModelId;
 use ripieno_executor::LoadedModel;
@@ -36,11 +37,12 @@ impl FrontendModel {
         self.description.model.walk == Walk::Whole
     }
 
-    /// Returns the time at which a request that arrived at `came` is too late; `None` if never.
-    pub(super) fn expires(&self, came: Instant, timeout: Option<Duration>) -> Option<Instant> {
+    /// Returns the limits of a request that arrived at `came` and has this timeout.
+    pub(super) fn limits(&self, came: Instant, timeout: Option<Duration>) -> AnswerLimits {
         let slo = Duration::from_nanos(self.description.model.slo.0.unsigned_abs());
-        let slo = (!self.description.answer_late).then_some(slo);
-        came.checked_add(timeout.into_iter().chain(slo).min()?)
+        let due = came.checked_add(timeout.unwrap_or(slo).min(slo));
+        let own = timeout.and_then(|timeout| came.checked_add(timeout));
+        AnswerLimits { due, expires: if self.description.answer_late { own } else { due } }
     }
 }
 

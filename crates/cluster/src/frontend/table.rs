@@ -7,19 +7,21 @@
 //! when the process that owes something is lost, or some time after its deadline. The code that
 //! removes a request from the table answers it, so no other code can.
 //!
+//! An answer that has come after its deadline is late, or an error if the model refuses late
+//! requests, whatever the scheduler reports: only the frontend knows when its client gets it.
+//!
 //! A request whose scheduler is lost, or no longer the primary, is orphaned: it is sent to the next
 //! primary, and it is answered as soon as all its rows have arrived, since the first scheduler's
 //! report may be lost.
 
-use super::counters::LiveGuard;
+use super::pending::{AnswerLimits, CompletedRequest, PendingRequest, Piece, Resubmission};
 use super::steps::StepReceiver;
-use super::way;
+use super::way::{RequestWays, measured};
 use crate::handover::{Epoch, Following, HeartbeatSender, ProcessId};
 use crate::plane::{PeerLink, RequestHeader};
 use ripieno_base::Nanos;
 use ripieno_executor::Tensor;
-use ripieno_model::Graph;
-use ripieno_runtime::{DelayEstimate, DelayPercentiles, Ending, Failure, JobOutput, JobResult, check_joinable, join};
+use ripieno_runtime::{DelayPercentiles, Failure, JobOutput, JobResult, check_joinable, join};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,44 +35,6 @@ const BACKEND_LOST: &str = "the backend that ran it was lost";
 /// Time after which a client may retry.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// A request that waits for its answer.
-pub(super) struct PendingRequest {
-    /// The header sent to the scheduler, with the frontend's id of the model.
-    pub(super) header: RequestHeader,
-    pub(super) inputs: Arc<[Tensor]>,
-    /// Graph of the request, if it brings one.
-    pub(super) graph: Option<Arc<Graph>>,
-    /// Receives the answer step by step, if the client reads it so.
-    pub(super) steps: Option<Arc<StepReceiver>>,
-    /// True once a step was received.
-    pub(super) streamed: bool,
-    /// Whether each row runs in one batch.
-    pub(super) whole: bool,
-    pub(super) came: Instant,
-    /// Time at which the request is too late.
-    pub(super) expires: Option<Instant>,
-    pub(super) live: LiveGuard,
-    pub(super) on_answer: Box<dyn FnOnce(JobResult) + Send>,
-    /// The reported result without outputs, and the time of the report.
-    pub(super) ended: Option<(JobOutput, Instant)>,
-    /// The rows that devices have pulled.
-    pub(super) pieces: Vec<Piece>,
-    /// True once the scheduler that first received it is lost.
-    pub(super) orphaned: bool,
-}
-
-/// A request to send again: its header, and its graph if it brings one.
-pub(super) type Resubmission = (RequestHeader, Option<Arc<Graph>>);
-
-/// Rows that a device has pulled.
-pub(super) struct Piece {
-    first_row: u32,
-    rows: u32,
-    /// The connection that owes their outputs.
-    connection: u64,
-    outputs: Option<Vec<Tensor>>,
-}
-
 /// All requests of a frontend that are in flight.
 pub(super) struct RequestTable {
     slots: Vec<TableSlot>,
@@ -82,8 +46,7 @@ pub(super) struct RequestTable {
     lost: Option<Instant>,
     /// Time that requests wait for another scheduler.
     pub(super) scheduler_timeout: Duration,
-    /// Times of requests that pass neither in the scheduler nor on a device.
-    ways: DelayEstimate,
+    ways: RequestWays,
     /// Numbers of the connected backends.
     connections: Vec<u64>,
     /// Whether new requests are refused.
@@ -95,9 +58,6 @@ struct TableSlot {
     taken: u32,
     pending: Option<Box<PendingRequest>>,
 }
-
-/// A request that has left the table, with its result; the holder answers it.
-pub(super) struct CompletedRequest(Box<PendingRequest>, JobResult);
 
 /// The effect of a heartbeat.
 pub(super) enum HeartbeatOutcome {
@@ -123,7 +83,7 @@ impl RequestTable {
             following: Following::default(),
             lost: None,
             scheduler_timeout,
-            ways: DelayEstimate::default(),
+            ways: RequestWays::default(),
             connections: Vec::new(),
             closed: false,
         }
@@ -148,13 +108,16 @@ impl RequestTable {
         if self.scheduler.is_none() && (self.lost.is_none() || self.is_abandoned(now)) {
             return Err(outage("no scheduler is there"));
         }
-        let bound = self.slots.len();
+        let (bound, PendingRequest { came, limits, .. }) = (self.slots.len(), &pending);
+        let way = self.ways.expected(*came, *limits);
+        if limits.is_enforced() && limits.expires.is_some_and(|expires| *came + way >= expires) {
+            return Err(Failure::TooLate { expected: way, retry_after: RETRY_AFTER });
+        }
         let at = self.free.pop().ok_or(Failure::QueueFull { bound, retry_after: RETRY_AFTER })?;
         let slot = &mut self.slots[at as usize];
         slot.taken = slot.taken.wrapping_add(1);
         let request = u64::from(slot.taken) << 32 | u64::from(at);
-        let way = way::estimate(&self.ways);
-        let header = RequestHeader { request, way, ..pending.header };
+        let header = RequestHeader { request, way: RequestHeader::way_of(way), ..pending.header };
         pending.header = header;
         slot.pending = Some(Box::new(pending));
         Ok((header, self.scheduler.clone()))
@@ -248,7 +211,10 @@ impl RequestTable {
             Err(failure) => return self.complete(request, Err(failure)),
             Ok(answered) => answered,
         };
-        self.get(request)?.ended = Some((answered, now));
+        let pending = self.get(request)?;
+        let round_trip = if pending.reports_times() { measured(pending.came, now, &answered) } else { None };
+        pending.ended = Some((answered, now));
+        self.ways.add_round_trip(round_trip);
         let owes = |connection: &u64| !self.connections.contains(connection);
         let is_lost =
             self.slots[request as u32 as usize].pending.as_ref()?.outstanding().any(|connection| owes(&connection));
@@ -315,21 +281,23 @@ impl RequestTable {
         if !pending.orphaned && pending.ended.is_none() || pending.rows_received() < pending.header.rows {
             return None;
         }
-        // The time between several batches of a request is not reported.
-        let reported = pending.ended.as_ref().filter(|_| pending.whole && !pending.orphaned);
-        let way = reported.and_then(|(answered, _)| way::measured(pending.came, answered));
-        let answered = match pending.ended.take() {
-            Some((answered, _)) => answered,
-            None => pending.output_of_orphan(),
-        };
+        let (now, AnswerLimits { due, expires }) = (Instant::now(), pending.limits);
+        let reported = pending.ended.as_ref().filter(|_| pending.reports_times());
+        let way = reported.and_then(|(answered, _)| measured(pending.came, now, answered));
+        let answered = pending.ended.take().map_or_else(output_of_orphan, |(answered, _)| answered);
         pending.pieces.sort_unstable_by_key(|piece| piece.first_row);
         let mut parts: Vec<Vec<Tensor>> = pending.pieces.drain(..).filter_map(|piece| piece.outputs).collect();
+        self.ways.add_way(way);
+        if expires.is_some_and(|expires| now > expires) {
+            return self.complete(request, Err(Failure::Expired));
+        }
+        let late = due.is_some_and(|due| now > due);
         let joined = match parts.len() {
             1 => Ok(parts.remove(0)),
             _ => check_joinable(&parts).map(|()| join(&parts)),
         };
-        self.ways.extend(way);
-        self.complete(request, joined.map(|outputs| JobOutput { outputs, ..answered }).map_err(Failure::Failed))
+        let answer = joined.map(|outputs| JobOutput { outputs, late, ..answered }).map_err(Failure::Failed);
+        self.complete(request, answer)
     }
 
     /// Registers a backend's connection.
@@ -353,7 +321,7 @@ impl RequestTable {
 
     /// Removes the requests that are past their deadline or have waited too long for outputs.
     pub(super) fn expire(&mut self, now: Instant) -> Vec<CompletedRequest> {
-        self.complete_where(|pending| match (&pending.ended, pending.expires) {
+        self.complete_where(|pending| match (&pending.ended, pending.limits.expires) {
             (Some((_, since)), _) if now > *since + OUTPUT_TIMEOUT => Some(outage(BACKEND_LOST)),
             (None, Some(expires)) if now > expires + EXPIRY_GRACE => Some(Failure::Expired),
             _ => None,
@@ -382,68 +350,13 @@ impl RequestTable {
     }
 }
 
+/// Returns the result of a request whose scheduler was lost; its times are unknown.
+fn output_of_orphan() -> JobOutput {
+    JobOutput { outputs: Vec::new(), queued: Nanos::ZERO, executed: Nanos::ZERO, batch: 1, late: false }
+}
+
 fn outage(cause: &str) -> Failure {
     Failure::Outage { cause: cause.to_owned(), retry_after: RETRY_AFTER }
-}
-
-impl PendingRequest {
-    /// Returns the request for a new primary, with its age and the time left at `now`.
-    fn at(&self, now: Instant) -> Resubmission {
-        let age_ms = u16::try_from(now.saturating_duration_since(self.came).as_millis()).unwrap_or(u16::MAX);
-        let left = self.expires.map(|expires| expires.saturating_duration_since(now));
-        let left_ns = left.map(|left| u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
-        (RequestHeader { left_ns, age_ms, ..self.header }, self.graph.clone())
-    }
-
-    /// Returns the piece whose outputs this connection owes.
-    fn owed_by(&mut self, connection: u64) -> Option<&mut Piece> {
-        self.pieces.iter_mut().find(|piece| piece.connection == connection && piece.outputs.is_none())
-    }
-
-    /// Returns the number of rows whose outputs have arrived.
-    fn rows_received(&self) -> u32 {
-        self.pieces.iter().filter(|piece| piece.outputs.is_some()).map(|piece| piece.rows).sum()
-    }
-
-    /// Returns the result of a request whose scheduler was lost; its times are unknown.
-    fn output_of_orphan(&self) -> JobOutput {
-        let late = self.expires.is_some_and(|expires| Instant::now() > expires);
-        JobOutput { outputs: Vec::new(), queued: Nanos::ZERO, executed: Nanos::ZERO, batch: 1, late }
-    }
-
-    /// Returns the connections that still owe outputs.
-    fn outstanding(&self) -> impl Iterator<Item = u64> + '_ {
-        self.pieces.iter().filter(|piece| piece.outputs.is_none()).map(|piece| piece.connection)
-    }
-}
-
-impl CompletedRequest {
-    /// Returns its number if the primary may not know that it has ended.
-    pub(super) fn orphaned_id(&self) -> Option<u64> {
-        self.0.orphaned.then_some(self.0.header.request)
-    }
-
-    /// Counts the request and answers it.
-    pub(super) fn answer(self) {
-        let CompletedRequest(pending, answer) = self;
-        let PendingRequest { header: RequestHeader { rows, .. }, came, live, steps, on_answer, .. } = *pending;
-        // Its reader sees the end of the steps before the answer.
-        if let Some(steps) = steps {
-            steps.close();
-        }
-        let metrics = &live.0.metrics;
-        let took = Nanos(i64::try_from(came.elapsed().as_nanos()).unwrap_or(i64::MAX));
-        match &answer {
-            Ok(JobOutput { queued, executed, late, .. }) => {
-                metrics.on_success(*late, rows as usize, took, *queued, *executed);
-            }
-            Err(failure) if failure.ending() == Ending::Refused => metrics.on_refused(),
-            Err(failure) => metrics.on_failure(failure.ending(), took),
-        }
-        // A client with an answer no longer counts as waiting.
-        drop(live);
-        on_answer(answer);
-    }
 }
 
 #[cfg(test)]

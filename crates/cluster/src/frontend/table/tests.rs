@@ -84,7 +84,7 @@ fn pending(rows: u32, expires: Option<Instant>) -> (PendingRequest, Receiver<Job
         streamed,
         whole: true,
         came,
-        expires,
+        limits: AnswerLimits { due: expires, expires },
         live,
         on_answer,
         ended,
@@ -240,6 +240,80 @@ fn the_next_primary_receives_all_unanswered_requests_and_complete_outputs_are_en
     assert_eq!(due.orphaned_id(), None);
     due.answer();
     assert!(well.try_recv().unwrap().is_ok());
+}
+
+#[test]
+fn the_clock_of_the_frontend_decides_whether_an_answer_is_late() {
+    let now = Instant::now();
+    let (came, past) = (now - Duration::from_millis(2), now.checked_sub(Duration::from_millis(1)));
+    let future = now.checked_add(Duration::from_secs(1 << 20));
+    let (gives, refuses) = (|due| AnswerLimits { due, expires: None }, |due| AnswerLimits { due, expires: due });
+    for (limits, reported, told) in [
+        (gives(past), false, Some(true)),
+        (gives(future), true, Some(false)),
+        (refuses(future), true, Some(false)),
+        (refuses(past), false, None),
+        (AnswerLimits { due: past, expires: future }, false, Some(true)),
+    ] {
+        let mut table = table(1);
+        table.on_backend_connected(1);
+        let (pending, answers) = pending(1, None);
+        let request = insert(&mut table, PendingRequest { came, limits, ..pending }).unwrap();
+        table.pull(request, 0, 1, 1).unwrap();
+        assert!(!answer(table.on_outputs(request, (0, 1), 1, tensor(1, 0))));
+        let end = ok().map(|output| JobOutput { late: reported, ..output });
+        assert!(answer(table.on_end(request, end, now)));
+        match (answers.try_recv().unwrap(), told) {
+            (Ok(answered), Some(late)) => assert_eq!(answered.late, late, "{limits:?}"),
+            (Err(Failure::Expired), None) => {}
+            other => panic!("{limits:?}: {other:?}"),
+        }
+    }
+}
+
+/// Inserts a request that has this long, and returns its number and the way in its header.
+fn way_told(table: &mut RequestTable, allowed: Duration, answers_late: bool) -> Result<(u64, Duration), Failure> {
+    let (pending, _) = pending(1, None);
+    let due = pending.came.checked_add(allowed);
+    let limits = AnswerLimits { due, expires: due.filter(|_| !answers_late) };
+    let on_answer = Box::new(|_| ());
+    let (header, _) = table.insert(PendingRequest { limits, on_answer, ..pending }, Instant::now())?;
+    Ok((header.request, header.way()))
+}
+
+/// Has a request end whose report takes this long beside its time in the scheduler.
+fn end_after(table: &mut RequestTable, request: u64, round_trip: Duration) {
+    let came = table.get(request).unwrap().came;
+    let executed = Nanos(1_000_000);
+    let end = JobOutput { outputs: Vec::new(), queued: Nanos::ZERO, executed, batch: 1, late: false };
+    answer(table.on_end(request, Ok(end), came + round_trip + Duration::from_millis(1)));
+    drop(table.complete(request, Err(Failure::Cancelled)));
+}
+
+#[test]
+fn a_request_that_the_round_trip_leaves_no_time_is_refused_until_a_trip_is_short() {
+    let ms = Duration::from_millis;
+    let mut table = table(64);
+    for trip in [1_000, 120, 300, 120] {
+        (0..4).for_each(|_| {
+            let (request, way) = way_told(&mut table, ms(100), false).unwrap();
+            assert!(way.is_zero(), "too few are measured");
+            end_after(&mut table, request, ms(trip));
+        });
+    }
+    let told = |table: &mut RequestTable, allowed, late| way_told(table, ms(allowed), late).map(|(_, way)| way);
+    let refused = |told: &Result<Duration, Failure>| matches!(told, Err(Failure::TooLate { expected, .. }) if *expected == ms(120));
+    assert!(refused(&told(&mut table, 120, false)) && refused(&told(&mut table, 1, false)));
+    assert_eq!(told(&mut table, 1_000, false).unwrap(), ms(120), "less than a quarter");
+    assert_eq!(told(&mut table, 200, false).unwrap(), ms(120), "what is left is its time");
+    assert!(told(&mut table, 100, true).unwrap().is_zero(), "late answers are given");
+    // One in eight is sent in any case, and measures the trip.
+    let passed: Vec<bool> = (0..16).map(|_| told(&mut table, 100, false).is_ok()).collect();
+    assert_eq!(passed.iter().filter(|passed| **passed).count(), 2, "{passed:?}");
+    let (request, way) = (0..8).find_map(|_| way_told(&mut table, ms(100), false).ok()).unwrap();
+    assert!(way <= ms(25));
+    end_after(&mut table, request, ms(2));
+    assert!((0..16).all(|_| told(&mut table, 100, false).is_ok_and(|way| way < ms(3))));
 }
 
 #[test]
