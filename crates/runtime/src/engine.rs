@@ -145,6 +145,7 @@ pub struct Engine(Arc<Inner>);
 struct Inner {
     clock: Clock,
     limits: Limits,
+    least_hang: Duration,
     policy: Option<&'static Policy>,
     gate: Arc<DrainGate>,
     capacity: Arc<CapacityLimits>,
@@ -312,6 +313,11 @@ impl Engine {
     /// tasks, so a device that hangs blocks it for ever.
     pub fn shutdown(&self) {
         self.0.stop();
+    }
+
+    /// Least time after which a device that does not end its task counts as lost.
+    pub fn least_hang(&self) -> Duration {
+        self.0.least_hang
     }
 
     /// Whether all scheduler threads run; false after a shutdown or a crash.

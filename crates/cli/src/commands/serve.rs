@@ -10,6 +10,7 @@ use crate::args::server_threads::ServerThreads;
 use crate::commands::control::ControlArgs;
 use crate::commands::flight::FlightArgs;
 use crate::commands::models::{check_all, nothing_in};
+use crate::commands::roles::engine_crash;
 use crate::commands::try_command::easiest;
 use crate::download;
 use crate::output::replies::ReplyArgs;
@@ -284,12 +285,13 @@ async fn serve(mut args: ServeArgs, threads: &ServerThreads) -> anyhow::Result<(
         }
     });
     let failure = Arc::new(OnceLock::new());
-    let failed = failure.clone();
+    let (failed, watched) = (failure.clone(), engine.clone());
     let shutdown = async move {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
             Ok(error) = gave_up => drop(failed.set(error)),
+            crash = engine_crash(|| watched.is_alive()) => drop(failed.set(crash)),
         }
         tracing::info!("shutting down: no new requests; those in flight are answered");
     };

@@ -26,7 +26,8 @@ use sessions::SessionManager;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
-use std::thread;
+use std::sync::mpsc::channel;
+use std::thread::{self, Scope};
 use std::time::Duration;
 pub use usage::DeviceUsage;
 
@@ -153,18 +154,26 @@ impl StopSignal {
 impl Backend {
     /// Serves until the stop is requested, and reconnects whenever a connection ends.
     pub fn run(self, stop: &StopSignal) {
-        let sessions = SessionManager::new(self);
-        thread::scope(|scope| {
-            for scheduler in &sessions.backend.schedulers {
-                let sessions = &sessions;
-                let follow = move || sessions.follow(scheduler, stop);
-                if let Err(error) = thread::Builder::new().name("backend-follow".to_owned()).spawn_scoped(scope, follow)
-                {
-                    tracing::error!(scheduler, %error, "no thread for a scheduler");
+        let sessions = &SessionManager::new(self);
+        thread::scope(|all| {
+            // Dropped at the end of the followers.
+            let (_following, over) = channel();
+            let watch = move || sessions.watch_inputs(&over);
+            spawn_named(all, "backend-inputs", watch);
+            thread::scope(|following| {
+                for scheduler in &sessions.backend.schedulers {
+                    spawn_named(following, "backend-follow", move || sessions.follow(scheduler, stop));
                 }
-            }
+            });
         });
         sessions.close(stop.is_aborted());
+    }
+}
+
+/// Runs on a thread of this name until the end of the scope.
+fn spawn_named<'scope>(scope: &'scope Scope<'scope, '_>, name: &str, run: impl FnOnce() + Send + 'scope) {
+    if let Err(error) = thread::Builder::new().name(name.to_owned()).spawn_scoped(scope, run) {
+        tracing::error!(%error, "no thread for '{name}'");
     }
 }
 

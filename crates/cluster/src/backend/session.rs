@@ -20,7 +20,7 @@ use ripieno_executor::{
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The part of a backend that all its sessions share.
 pub(super) trait SessionHost: Send + Sync {
@@ -52,6 +52,8 @@ struct DeviceWork {
     /// The model of each id.
     attached: HashMap<ModelId, AttachedModel>,
     tasks: SessionTasks,
+    /// Time for which a task waits for its inputs; `None`: without a limit.
+    inputs_within: Option<Duration>,
     /// True once a later claim is accepted.
     over: bool,
 }
@@ -67,14 +69,14 @@ impl SchedulerSession {
         // Numbers of pulls must differ from the numbers of every other session.
         let slots = sessions.upgrade().map(|sessions| sessions.backend().models.slots()).unwrap_or_default();
         let tasks = SessionTasks::new(0, number << 40, slots);
-        let work = DeviceWork { device: None, attached: HashMap::new(), tasks, over: false };
+        let work = DeviceWork { device: None, attached: HashMap::new(), tasks, inputs_within: None, over: false };
         Arc::new_cyclic(|own| SchedulerSession { own: own.clone(), sessions, claim, link, work: Mutex::new(work) })
     }
 
     /// Applies an order of the scheduler.
     pub(super) fn apply(&self, order: Message) -> io::Result<()> {
         match order {
-            Message::OpenDevice(lanes) => self.open(lanes)?,
+            Message::OpenDevice(lanes, wait_ns) => self.open(lanes, wait_ns)?,
             Message::Attach(id, at) => self.attach(id, at)?,
             Message::Detach(id) => self.detach(id),
             Message::RunTask(run) => self.run(run)?,
@@ -120,7 +122,7 @@ impl SchedulerSession {
         }
     }
 
-    fn open(&self, lanes: u32) -> io::Result<()> {
+    fn open(&self, lanes: u32, wait_ns: u64) -> io::Result<()> {
         let own = self.own.clone();
         let sink: Sink = Arc::new(move |result| {
             if let Some(own) = own.upgrade() {
@@ -139,6 +141,7 @@ impl SchedulerSession {
         let device: Arc<dyn Device> = device.into();
         sessions.backend().usage.on_open(&device);
         work.device = Some(device);
+        work.inputs_within = Some(Duration::from_nanos(wait_ns)).filter(|within| !within.is_zero());
         work.tasks.open(lanes);
         Ok(())
     }
@@ -182,10 +185,10 @@ impl SchedulerSession {
             if blocks.is_none_or(|blocks| run.block.index() >= blocks) || !work.tasks.insert(run) {
                 return Err(DecodeError(format!("task {} is none of this device", task.0)).into());
             }
-            let tagged = origins.into_iter().enumerate();
-            let tagged = tagged.filter_map(|(at, (origin, rows))| Some((at, origin?, rows)));
-            let pulls: Vec<_> =
-                tagged.map(|(at, origin, rows)| (work.tasks.add_pull(task, at), origin, rows)).collect();
+            let brought = origins.into_iter().enumerate();
+            let brought = brought.filter_map(|(at, (origin, rows))| Some((at, origin?, rows)));
+            let tagged = brought.filter_map(|(at, origin, rows)| Some((work.tasks.add_pull(task, at)?, origin, rows)));
+            let pulls: Vec<_> = tagged.collect();
             if pulls.is_empty() {
                 self.submit_ready(&mut work, lane);
             }
@@ -222,22 +225,28 @@ impl SchedulerSession {
         }
     }
 
+    /// Submits the tasks of all lanes that may start.
+    fn submit_all_ready(&self, work: &mut DeviceWork) {
+        for lane in 0..work.tasks.lanes() {
+            self.submit_ready(work, LaneId(lane as u16));
+        }
+    }
+
     /// Submits the tasks of a lane that may start.
     fn submit_ready(&self, work: &mut DeviceWork, lane: LaneId) {
+        // Without a device, the session ends, and the scheduler learns that with its tasks.
+        let Some(device) = work.device.clone() else { return };
         while let Some(ready) = work.tasks.next(lane) {
-            let refused = match (ready, &work.device) {
-                (NextTask::Submit(task), Some(device)) => device.submit(task).err().map(|task| task.id),
-                (NextTask::Submit(task), None) => Some(task.id),
-                (NextTask::Empty(task), _) => {
+            match ready {
+                NextTask::Submit(task) => {
+                    if let Err(task) = device.submit(task) {
+                        work.tasks.refuse(task.id, "the device holds as many tasks as it can");
+                    }
+                }
+                NextTask::Empty(task) => {
                     let ends = work.tasks.remove(task).map(|held| held.ends(&[])).unwrap_or_default();
                     self.send_end(TaskEnd::without_run(task, Ok(ends)));
-                    None
                 }
-            };
-            if let Some(task) = refused {
-                work.tasks.remove(task);
-                let cause = Err("the device holds as many tasks as it can".to_owned());
-                self.send_end(TaskEnd::without_run(task, cause));
             }
         }
     }
@@ -279,6 +288,9 @@ impl SchedulerSession {
                 Err(ExecError(cause)) => Err(cause.clone()),
             },
         });
+        let (lane, mut work) = (held.run.lane, self.work.lock());
+        work.tasks.end_sent(lane);
+        self.submit_ready(&mut work, lane);
     }
 
     /// Checks a member's inputs. Invalid values are answered to the client directly.
@@ -310,6 +322,25 @@ impl SchedulerSession {
         }
     }
 
+    /// Gives up the inputs that were waited for too long. Returns the time for which a task waits.
+    pub(super) fn give_up_inputs(&self, now: Instant) -> Option<Duration> {
+        let mut work = self.work.lock();
+        let within = work.inputs_within?;
+        let silent = work.tasks.give_up_inputs(now, within);
+        if !silent.is_empty() {
+            self.submit_all_ready(&mut work);
+        }
+        drop(work);
+        for frontend in silent {
+            let ms = within.as_millis();
+            tracing::warn!(
+                frontend,
+                "a frontend has not sent inputs within {ms} ms; until it sends them, its requests are left out"
+            );
+        }
+        Some(within)
+    }
+
     pub(super) fn on_rows(&self, tag: u64, inputs: Option<Vec<Tensor>>) {
         let mut work = self.work.lock();
         let Some((task, member)) = work.tasks.take_pull(tag) else { return };
@@ -329,9 +360,7 @@ impl SchedulerSession {
     pub(super) fn on_lost(&self, frontend: u32) {
         let mut work = self.work.lock();
         work.tasks.on_frontend_lost(frontend);
-        for lane in 0..work.tasks.lanes() {
-            self.submit_ready(&mut work, LaneId(lane as u16));
-        }
+        self.submit_all_ready(&mut work);
     }
 }
 

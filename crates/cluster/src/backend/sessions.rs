@@ -14,9 +14,13 @@ use parking_lot::Mutex;
 use ripieno_executor::Tensor;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Weak};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Pause before the next look for inputs that are late, while no session limits their time.
+const INPUTS_CHECK: Duration = Duration::from_millis(100);
 
 pub(super) struct SessionManager {
     own: Weak<SessionManager>,
@@ -270,6 +274,15 @@ impl SessionManager {
 
     fn source(&self, frontend: u32) -> Option<Arc<FrontendSource>> {
         self.frontends.lock().by_id.get(&frontend).map(|frontend| Arc::clone(&frontend.source))
+    }
+
+    /// Gives up inputs that were waited for too long, again and again until `over` is dropped.
+    pub(super) fn watch_inputs(&self, over: &Receiver<()>) {
+        let mut pause = INPUTS_CHECK;
+        while let Err(RecvTimeoutError::Timeout) = over.recv_timeout(pause) {
+            let within = self.current().and_then(|session| session.give_up_inputs(Instant::now()));
+            pause = within.map_or(INPUTS_CHECK, |within| within / 4);
+        }
     }
 
     fn current(&self) -> Option<Arc<SchedulerSession>> {

@@ -1,29 +1,39 @@
 //! The tasks of a session until they end: those that wait for rows, and those that run.
 //!
-//! Tasks of a lane start in the order in which they came, each once the rows of every member have
-//! arrived or are known not to come. A member whose rows do not come, or do not fit the model, is
-//! excluded from the batch.
+//! Tasks of a lane start and end in the order in which they came. Each starts once the rows of all
+//! its members have arrived or are known not to come. A member whose rows do not come, or do not
+//! fit the model, is excluded from the batch.
 
 use crate::plane::{MemberEnd, RunMember, RunTask};
 use parking_lot::Mutex;
 use ripieno_base::{LaneId, RequestSlot, TaskId};
 use ripieno_executor::{MemberProgress, RemoteRows, RequestEntry, Task, TaskMember, next_walk};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// All tasks of a session.
 pub(super) struct SessionTasks {
     held: HashMap<TaskId, HeldTask>,
-    /// The tasks of each lane that have not started, in order.
-    waiting: Vec<VecDeque<TaskId>>,
+    lanes: Vec<LaneTasks>,
     /// Number of the last pull.
     tags: u64,
     /// The member that a pull is for.
     pulls: HashMap<u64, (TaskId, usize)>,
+    /// The frontends of pulls that were given up, until they are answered.
+    given_up: HashMap<u64, u32>,
     /// The latest request in each slot of the scheduler.
     slots: HashMap<RequestSlot, SlotRequest>,
     pool: Arc<SlotPool>,
+}
+
+/// The tasks of a lane.
+#[derive(Default)]
+struct LaneTasks {
+    /// Those that have not started, in order.
+    waiting: VecDeque<TaskId>,
+    /// Number of those that the device has, or whose ends are not sent.
+    started: usize,
 }
 
 /// The slots of a backend's process.
@@ -91,31 +101,31 @@ pub(super) enum MemberInputs {
 /// The next step for a task at the head of its lane.
 pub(super) enum NextTask {
     Submit(Task),
-    /// All members are excluded.
+    /// All members are excluded, and no task of the lane is before it.
     Empty(TaskId),
 }
 
 impl SessionTasks {
     /// Returns an empty table for this number of lanes. Numbers of pulls begin above `tags`.
     pub(super) fn new(lanes: usize, tags: u64, pool: Arc<SlotPool>) -> SessionTasks {
-        let (held, waiting, pulls, slots) = Default::default();
-        let mut tasks = SessionTasks { held, waiting, tags, pulls, slots, pool };
+        let (held, pulls, given_up, slots) = Default::default();
+        let mut tasks = SessionTasks { held, lanes: Vec::new(), tags, pulls, given_up, slots, pool };
         tasks.open(lanes);
         tasks
     }
 
     /// Sets the number of lanes.
     pub(super) fn open(&mut self, lanes: usize) {
-        self.waiting.resize_with(lanes, VecDeque::new);
+        self.lanes.resize_with(lanes, LaneTasks::default);
     }
 
     /// Inserts a task; returns false if the lane does not exist or the id is taken.
     pub(super) fn insert(&mut self, mut run: RunTask) -> bool {
-        let Some(lane) = self.waiting.get_mut(run.lane.index()) else { return false };
+        let Some(lane) = self.lanes.get_mut(run.lane.index()) else { return false };
         if self.held.contains_key(&run.task) {
             return false;
         }
-        lane.push_back(run.task);
+        lane.waiting.push_back(run.task);
         let brings = |origin: bool| if origin { MemberInputs::Missing } else { MemberInputs::Held };
         let members: Vec<MemberInputs> = run.members.iter().map(|member| brings(member.origin.is_some())).collect();
         let missing = members.iter().filter(|inputs| matches!(inputs, MemberInputs::Missing)).count();
@@ -138,16 +148,44 @@ impl SessionTasks {
         known.origin
     }
 
-    /// Registers a pull of a member's rows and returns its number.
-    pub(super) fn add_pull(&mut self, task: TaskId, member: usize) -> u64 {
+    /// Registers a pull of a member's rows and returns its number. A frontend that still owes rows
+    /// that were given up is not asked: the member is excluded.
+    pub(super) fn add_pull(&mut self, task: TaskId, member: usize) -> Option<u64> {
+        let origin = self.held.get(&task).and_then(|held| held.run.members.get(member)?.origin);
+        if origin.is_some_and(|origin| self.given_up.values().any(|&frontend| frontend == origin.frontend)) {
+            self.set_inputs(task, member, MemberInputs::lost());
+            return None;
+        }
         self.tags += 1;
         self.pulls.insert(self.tags, (task, member));
-        self.tags
+        Some(self.tags)
     }
 
-    /// Removes a pull and returns the member that it is for.
+    /// Removes a pull and returns the member that it is for. An answer to a pull that was given up
+    /// shows that its frontend answers again.
     pub(super) fn take_pull(&mut self, tag: u64) -> Option<(TaskId, usize)> {
+        if let Some(answers) = self.given_up.remove(&tag) {
+            self.given_up.retain(|_, &mut frontend| frontend != answers);
+        }
         self.pulls.remove(&tag)
+    }
+
+    /// Excludes the members whose rows were not sent `within` this time. Returns their frontends.
+    pub(super) fn give_up_inputs(&mut self, now: Instant, within: Duration) -> BTreeSet<u32> {
+        let (held, mut late) = (&self.held, Vec::new());
+        self.pulls.retain(|&tag, &mut (task, member)| {
+            let Some(held) = held.get(&task).filter(|held| held.until(now) >= within) else { return true };
+            let origin = held.run.members[member].origin;
+            late.extend(origin.map(|origin| (tag, task, member, origin.frontend)));
+            false
+        });
+        let mut frontends = BTreeSet::new();
+        for (tag, task, member, frontend) in late {
+            self.given_up.insert(tag, frontend);
+            frontends.insert(frontend);
+            self.set_inputs(task, member, MemberInputs::lost());
+        }
+        frontends
     }
 
     /// Iterates over all tasks, waiting and running.
@@ -157,7 +195,7 @@ impl SessionTasks {
 
     /// Removes all tasks that have not started.
     pub(super) fn discard_waiting(&mut self) {
-        let waiting: Vec<TaskId> = self.waiting.iter_mut().flat_map(|lane| lane.drain(..)).collect();
+        let waiting: Vec<TaskId> = self.lanes.iter_mut().flat_map(|lane| lane.waiting.drain(..)).collect();
         waiting.into_iter().for_each(|task| drop(self.remove(task)));
     }
 
@@ -169,14 +207,16 @@ impl SessionTasks {
     pub(super) fn set_inputs(&mut self, task: TaskId, member: usize, inputs: MemberInputs) {
         let Some(held) = self.held.get_mut(&task) else { return };
         if matches!(held.members.get(member), Some(MemberInputs::Missing)) {
+            // The time until rows are given up says nothing of the network.
+            held.fetched = if matches!(inputs, MemberInputs::Excluded(_)) { None } else { Some(Instant::now()) };
             held.members[member] = inputs;
             held.missing -= 1;
-            held.fetched = Some(Instant::now());
         }
     }
 
     /// Excludes the members whose pulls went to a frontend that is lost.
     pub(super) fn on_frontend_lost(&mut self, frontend: u32) {
+        self.given_up.retain(|_, &mut silent| silent != frontend);
         let (held, mut lost) = (&self.held, Vec::new());
         self.pulls.retain(|_, &mut (task, member)| {
             let origin = held.get(&task).and_then(|held| held.run.members[member].origin);
@@ -189,23 +229,44 @@ impl SessionTasks {
         lost.into_iter().for_each(|(task, member)| self.set_inputs(task, member, MemberInputs::lost()));
     }
 
-    /// Removes the next task of a lane from the queue, if it may start.
+    /// Removes the next task of a lane from the queue, if it may start, or end without a run.
     pub(super) fn next(&mut self, lane: LaneId) -> Option<NextTask> {
-        let waiting = self.waiting.get_mut(lane.index())?;
-        let held = waiting.front().and_then(|task| self.held.get(task)).filter(|held| held.missing == 0)?;
-        waiting.pop_front();
-        Some(held.ready())
+        let lane = self.lanes.get_mut(lane.index())?;
+        let held = lane.waiting.front().and_then(|task| self.held.get(task)).filter(|held| held.missing == 0)?;
+        let next = held.ready();
+        match next {
+            NextTask::Submit(_) => lane.started += 1,
+            NextTask::Empty(_) if lane.started > 0 => return None,
+            NextTask::Empty(_) => {}
+        }
+        lane.waiting.pop_front();
+        Some(next)
+    }
+
+    /// Notes that the end of a task that had started is sent.
+    pub(super) fn end_sent(&mut self, lane: LaneId) {
+        self.lanes[lane.index()].started -= 1;
+    }
+
+    /// Excludes all members of a task that the device did not take, and puts it back.
+    pub(super) fn refuse(&mut self, task: TaskId, cause: &str) {
+        let Some(held) = self.held.get_mut(&task) else { return };
+        let failed = || MemberInputs::Excluded(MemberEnd::Failed(cause.to_owned()));
+        held.members.iter_mut().for_each(|inputs| *inputs = failed());
+        let lane = &mut self.lanes[held.run.lane.index()];
+        lane.started -= 1;
+        lane.waiting.push_front(task);
     }
 
     /// Returns the number of lanes.
     pub(super) fn lanes(&self) -> usize {
-        self.waiting.len()
+        self.lanes.len()
     }
 
     /// Removes a task that has not started.
     pub(super) fn withdraw(&mut self, task: TaskId) -> Option<HeldTask> {
         let lane = self.held.get(&task)?.run.lane;
-        let waiting = &mut self.waiting[lane.index()];
+        let waiting = &mut self.lanes[lane.index()].waiting;
         let at = waiting.iter().position(|&other| other == task)?;
         waiting.remove(at);
         self.remove(task)
@@ -332,7 +393,7 @@ mod tests {
         assert!(tasks.insert(run(7, &[Some(1), None])) && tasks.insert(run(8, &[Some(1)])));
         assert!(!tasks.insert(run(7, &[None])), "the same task twice");
         assert!(!tasks.insert(RunTask { lane: LaneId(1), ..run(9, &[None]) }), "a lane that is not there");
-        let (first, second) = (tasks.add_pull(TaskId(7), 0), tasks.add_pull(TaskId(8), 0));
+        let (first, second) = (tasks.add_pull(TaskId(7), 0).unwrap(), tasks.add_pull(TaskId(8), 0).unwrap());
         assert_eq!(tasks.take_pull(second), Some((TaskId(8), 0)));
         tasks.set_inputs(TaskId(8), 0, here());
         assert!(tasks.next(LaneId(0)).is_none(), "the one before it waits for rows");
@@ -347,7 +408,7 @@ mod tests {
     fn members_without_rows_are_excluded_and_reported_apart_from_those_that_ran() {
         let mut tasks = SessionTasks::new(1, 0, Arc::default());
         tasks.insert(run(1, &[Some(1), Some(2), Some(1)]));
-        let tags = [0, 1, 2].map(|member| tasks.add_pull(TaskId(1), member));
+        let tags = [0, 1, 2].map(|member| tasks.add_pull(TaskId(1), member).unwrap());
         tasks.on_frontend_lost(1);
         assert!(tasks.next(LaneId(0)).is_none() && tasks.take_pull(tags[0]).is_none());
         assert!(tasks.take_pull(tags[1]).is_some());
@@ -358,7 +419,45 @@ mod tests {
         assert!(matches!(&ends[..], [MemberEnd::Lost(_), MemberEnd::Failed(_), MemberEnd::Lost(_)]), "{ends:?}");
         tasks.insert(run(2, &[Some(3)]));
         tasks.set_inputs(TaskId(2), 0, MemberInputs::lost());
+        assert!(tasks.next(LaneId(0)).is_none(), "the end of the one before it is not sent");
+        tasks.end_sent(LaneId(0));
         assert_eq!(submitted(tasks.next(LaneId(0))), Some((2, vec![])), "no member is left");
+    }
+
+    #[test]
+    fn a_task_that_the_device_refuses_ends_after_those_before_it() {
+        let mut tasks = SessionTasks::new(1, 0, Arc::default());
+        [1, 2].into_iter().for_each(|task| assert!(tasks.insert(run(task, &[None, None]))));
+        assert_eq!(submitted(tasks.next(LaneId(0))), Some((1, vec![0, 1])));
+        assert_eq!(submitted(tasks.next(LaneId(0))), Some((2, vec![0, 1])));
+        tasks.refuse(TaskId(2), "full");
+        assert!(tasks.next(LaneId(0)).is_none());
+        tasks.end_sent(LaneId(0));
+        assert_eq!(submitted(tasks.next(LaneId(0))), Some((2, vec![])));
+        let ends = tasks.remove(TaskId(2)).unwrap().ends(&[]);
+        assert!(ends.iter().all(|end| matches!(end, MemberEnd::Failed(cause) if cause == "full")), "{ends:?}");
+    }
+
+    #[test]
+    fn a_frontend_that_was_waited_for_in_vain_is_left_out_until_it_answers() {
+        let within = Duration::from_millis(500);
+        let mut tasks = SessionTasks::new(1, 0, Arc::default());
+        tasks.insert(run(1, &[Some(1), Some(2)]));
+        let [late, other] = [0, 1].map(|member| tasks.add_pull(TaskId(1), member).unwrap());
+        tasks.take_pull(other).unwrap();
+        tasks.set_inputs(TaskId(1), 1, here());
+        assert!(tasks.give_up_inputs(Instant::now(), within).is_empty());
+        assert_eq!(tasks.give_up_inputs(Instant::now() + within, within), BTreeSet::from([1]));
+        assert_eq!(submitted(tasks.next(LaneId(0))), Some((1, vec![1])), "it runs without the late one");
+        tasks.insert(run(2, &[Some(1), Some(2)]));
+        assert!(tasks.add_pull(TaskId(2), 0).is_none() && tasks.add_pull(TaskId(2), 1).is_some());
+        assert!(tasks.take_pull(late).is_none(), "its rows are of no use");
+        tasks.insert(run(3, &[Some(1)]));
+        assert!(tasks.add_pull(TaskId(3), 0).is_some(), "it has answered");
+        tasks.give_up_inputs(Instant::now() + within, within);
+        tasks.on_frontend_lost(1);
+        tasks.insert(run(4, &[Some(1)]));
+        assert!(tasks.add_pull(TaskId(4), 0).is_some(), "a new connection may be better");
     }
 
     #[test]
@@ -374,7 +473,7 @@ mod tests {
         let mut tasks = SessionTasks::new(1, 0, Arc::default());
         tasks.insert(run(1, &[Some(1)]));
         tasks.insert(run(2, &[None]));
-        let tag = tasks.add_pull(TaskId(1), 0);
+        let tag = tasks.add_pull(TaskId(1), 0).unwrap();
         assert!(tasks.withdraw(TaskId(1)).is_some() && tasks.take_pull(tag).is_none());
         assert_eq!(submitted(tasks.next(LaneId(0))), Some((2, vec![0])));
         assert!(tasks.withdraw(TaskId(2)).is_none(), "it has begun");

@@ -46,8 +46,9 @@ pub enum Message {
     Leave,
     /// Backend: a task has ended.
     TaskEnd(TaskEnd),
-    /// To a backend: open a device with this number of lanes.
-    OpenDevice(u32),
+    /// To a backend: open a device with this number of lanes. Its tasks wait this long for their
+    /// inputs, in nanoseconds; 0: without a limit.
+    OpenDevice(u32, u64),
     /// To a backend: the id names the backend's model of this number.
     Attach(ModelId, u32),
     /// To a backend: the id no longer names a model.
@@ -299,7 +300,7 @@ impl Message {
             Message::RegisterBackend { depth, .. } => RecordWriter::new(kind::REGISTER_BACKEND).u32(*depth),
             Message::Leave => RecordWriter::new(kind::LEAVE),
             Message::TaskEnd(ended) => ended.put(RecordWriter::new(kind::TASK_END)),
-            Message::OpenDevice(lanes) => RecordWriter::new(kind::OPEN_DEVICE).u32(*lanes),
+            Message::OpenDevice(lanes, wait_ns) => RecordWriter::new(kind::OPEN_DEVICE).u32(*lanes).u64(*wait_ns),
             Message::Attach(model, at) => RecordWriter::new(kind::ATTACH).u16(model.0).u32(*at),
             Message::Detach(model) => RecordWriter::new(kind::DETACH).u16(model.0),
             Message::RunTask(run) => run.put(RecordWriter::new(kind::RUN_TASK)),
@@ -382,7 +383,7 @@ impl Message {
             kind::MODEL_CALL_END => Message::LoadCallEnd(get.u64(), read_text(&tail)?),
             kind::LEAVE => Message::Leave,
             kind::TASK_END => Message::TaskEnd(TaskEnd::get(&mut get, tail)?),
-            kind::OPEN_DEVICE => Message::OpenDevice(get.u32()),
+            kind::OPEN_DEVICE => Message::OpenDevice(get.u32(), get.u64()),
             kind::ATTACH => Message::Attach(ModelId(get.u16()), get.u32()),
             kind::DETACH => Message::Detach(ModelId(get.u16())),
             kind::RUN_TASK => Message::RunTask(RunTask::get(&mut get, &tail)?),

@@ -90,17 +90,22 @@ impl JoinedDevice {
 }
 
 impl BackendPeer {
-    fn new(link: &Arc<PeerLink>, depth: usize, offer: BackendOffer, models: OfferList, place: usize) -> BackendPeer {
+    fn new(
+        link: &Arc<PeerLink>,
+        depth: usize,
+        part: &SubClusterEngine,
+        offer: BackendOffer,
+        models: OfferList,
+    ) -> Self {
         let BackendOffer { follows, fault, place: stated, available, .. } = offer;
-        let (link, offers) = (Arc::clone(link), Arc::new(Mutex::new(models)));
-        let executor = Arc::new(RemoteExecutor::new(Arc::clone(&link), depth, Arc::clone(&offers)));
+        let (link, offers, place) = (Arc::clone(link), Arc::new(Mutex::new(models)), part.place);
+        let executor = RemoteExecutor::new(Arc::clone(&link), depth, part.engine.least_hang(), Arc::clone(&offers));
         // One that follows no plan has the models already.
         let member_of = (!follows).then_some(place);
-        let stage = DeviceStage::Absent;
-        let (ready, stops, told) = (false, false, None);
+        let (stage, ready, stops, told) = (DeviceStage::Absent, false, false, None);
         BackendPeer {
             link,
-            executor,
+            executor: Arc::new(executor),
             offers,
             follows,
             fault,
@@ -299,7 +304,7 @@ impl SchedulerShared {
         let tell = |(id, address): (u32, String)| link.send(&Message::AddFrontend(id, address));
         peers.frontends.iter().for_each(|(&id, frontend)| tell((id, frontend.address.clone())));
         let models = peers.shared(&offer.models);
-        let backend = BackendPeer::new(link, depth, offer, models, place);
+        let backend = BackendPeer::new(link, depth, &part, offer, models);
         let executor = Arc::clone(&backend.executor);
         peers.backends.insert(process, backend);
         peers.undo_merges();
@@ -407,26 +412,6 @@ impl ConnectedPeers {
         let holds = |name: &str| offer.models.iter().any(|model| model.description.name == name);
         let place = |plan: &PlacementPlan| plan.place_for(&self.present(), offer.place, holds);
         self.plan.as_ref().map_or(0, place)
-    }
-
-    /// Returns to the plan as it is written, if each sub-cluster may have a backend again.
-    fn undo_merges(&mut self) {
-        let present = self.present();
-        if let Some(plan) = &self.plan
-            && plan.merged(&plan.shares(present.iter().sum(), &present)) == *plan
-        {
-            self.effective = Some(plan.clone());
-        }
-    }
-
-    /// Places the backends that came before there was a plan.
-    pub(super) fn place_waiting(&mut self, plan: &PlacementPlan) {
-        let mut present = self.present();
-        for backend in self.backends.values_mut().filter(|backend| backend.follows && !backend.stops) {
-            present[backend.place] -= 1;
-            backend.place = plan.place_for(&present, backend.stated, |name| backend.offers_model(name));
-            present[backend.place] += 1;
-        }
     }
 
     /// Returns true if a backend is the only device of its sub-cluster, and another backend could

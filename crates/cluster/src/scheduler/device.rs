@@ -1,14 +1,15 @@
 //! A remote device as the engine sees it: tasks go out as records, and their results come back.
 //!
-//! Messages of a backend are validated here, since the engine trusts its devices: a task that the
-//! device does not hold cannot end, and a task of three members cannot end with two results.
+//! Messages of a backend are validated here, since the engine trusts its devices. A task that the
+//! device does not hold cannot end, nor can a task before an earlier one of its lane. A task of
+//! three members cannot end with two results.
 //! Nothing here waits for the network.
 
 use crate::description::RemoteModel;
 use crate::offer::OfferList;
 use crate::plane::{DecodeError, MemberEnd, Message, PeerLink, RunMember, RunTask, TaskEnd};
 use parking_lot::Mutex;
-use ripieno_base::{ModelId, Nanos, TaskId};
+use ripieno_base::{LaneId, ModelId, Nanos, TaskId};
 use ripieno_executor::{
     BAD_REQUEST, Device, ExecError, Executor, LoadError, LoadedModel, Loss, MemberProgress, ModelSource, Payload,
     Rerun, Sink, Task, TaskMember, TaskResult,
@@ -31,6 +32,8 @@ type BackendOffers = Arc<Mutex<OfferList>>;
 pub(super) struct RemoteExecutor {
     link: Arc<PeerLink>,
     depth: usize,
+    /// Time for which a task waits for its inputs.
+    inputs_within: Duration,
     offers: BackendOffers,
     opened: OnceLock<Arc<RemoteState>>,
 }
@@ -39,19 +42,45 @@ pub(super) struct RemoteExecutor {
 pub(super) struct RemoteState {
     link: Arc<PeerLink>,
     sink: Sink,
-    in_flight: Mutex<HashMap<TaskId, SentTask>>,
+    in_flight: Mutex<SentTasks>,
     delays: Mutex<DelayEstimates>,
     /// Whether the engine has the device.
     attached: Mutex<bool>,
 }
 
+/// The tasks in flight.
+#[derive(Default)]
+struct SentTasks {
+    tasks: HashMap<TaskId, SentTask>,
+    /// Number of tasks so far.
+    sent: u64,
+}
+
 /// A task in flight.
 struct SentTask {
     sent: Instant,
+    /// Number among all tasks that were sent.
+    number: u64,
+    lane: LaneId,
+    /// True if it was to stop, so that it may end before an earlier one.
+    cancelled: bool,
     /// Number of members.
     members: usize,
     /// Number of rows that the backend fetches.
     rows: usize,
+}
+
+impl SentTasks {
+    /// Removes a task that has ended.
+    fn end(&mut self, task: TaskId) -> Result<SentTask, DecodeError> {
+        let ended = self.tasks.remove(&task);
+        let ended = ended.ok_or_else(|| DecodeError(format!("task {} has ended, which was not there", task.0)))?;
+        let is_before = |other: &SentTask| other.lane == ended.lane && other.number < ended.number;
+        if !ended.cancelled && self.tasks.values().any(is_before) {
+            return Err(DecodeError(format!("task {} has ended before an earlier one of its lane", task.0)));
+        }
+        Ok(ended)
+    }
 }
 
 /// The delays of a backend.
@@ -93,8 +122,11 @@ impl DelayEstimates {
 }
 
 impl RemoteExecutor {
-    pub(super) fn new(link: Arc<PeerLink>, depth: usize, offers: BackendOffers) -> RemoteExecutor {
-        RemoteExecutor { link, depth, offers, opened: OnceLock::new() }
+    /// Returns an executor for this depth. The engine gives a device up that does not end a task
+    /// within `hang`. Half of it is for the inputs, so that a frontend that sends none costs no
+    /// device.
+    pub(super) fn new(link: Arc<PeerLink>, depth: usize, hang: Duration, offers: BackendOffers) -> RemoteExecutor {
+        RemoteExecutor { link, depth, inputs_within: hang / 2, offers, opened: OnceLock::new() }
     }
 
     pub(super) fn opened(&self) -> Option<Arc<RemoteState>> {
@@ -127,7 +159,8 @@ impl Executor for RemoteExecutor {
         if self.opened.set(Arc::clone(&remote)).is_err() {
             return Err(LoadError("a backend is one device".to_owned()));
         }
-        self.link.send(&Message::OpenDevice(lanes as u32));
+        let wait_ns = nanos(self.inputs_within);
+        self.link.send(&Message::OpenDevice(lanes as u32, wait_ns));
         Ok(Box::new(RemoteDevice { remote, lanes, depth, offers: Arc::clone(&self.offers) }))
     }
 }
@@ -170,13 +203,20 @@ impl Device for RemoteDevice {
         let message = run(&task);
         let fetched = message.members.iter().filter(|member| member.origin.is_some());
         let rows = fetched.map(|member| member.rows as usize).sum();
-        let sent = SentTask { sent: Instant::now(), members: task.members.len(), rows };
-        self.remote.in_flight.lock().insert(task.id, sent);
+        let mut in_flight = self.remote.in_flight.lock();
+        in_flight.sent += 1;
+        let (number, members) = (in_flight.sent, task.members.len());
+        let sent = SentTask { sent: Instant::now(), number, lane: task.lane, cancelled: false, members, rows };
+        in_flight.tasks.insert(task.id, sent);
+        drop(in_flight);
         self.remote.link.send(&Message::RunTask(message));
         Ok(())
     }
 
     fn cancel(&self, id: TaskId) {
+        if let Some(task) = self.remote.in_flight.lock().tasks.get_mut(&id) {
+            task.cancelled = true;
+        }
         self.remote.link.send(&Message::CancelTask(id));
     }
 }
@@ -256,8 +296,7 @@ impl RemoteState {
     /// Handles a backend's report that a task has ended; `holds_next` is true if further reports
     /// have arrived.
     pub(super) fn on_end(&self, ended: TaskEnd, holds_next: bool) -> Result<(), DecodeError> {
-        let held = self.in_flight.lock().remove(&ended.task);
-        let held = held.ok_or_else(|| DecodeError(format!("task {} has ended, which was not there", ended.task.0)))?;
+        let held = self.in_flight.lock().end(ended.task)?;
         self.delays.lock().on_end(&ended, held.sent.elapsed(), held.rows);
         let (held, TaskEnd { task, ago_ns, took_ns, reruns: again, lost, members, .. }) = (held.members, ended);
         let outcome = match members {
@@ -299,5 +338,25 @@ fn progress(member: MemberEnd) -> MemberProgress {
             let lost = Some(Loss { retry_after: RETRY_AFTER, inside: false });
             MemberProgress { lost, ..MemberProgress::failed(ExecError(cause)) }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tasks_of_a_lane_end_in_order_unless_they_were_to_stop() {
+        let mut in_flight = SentTasks::default();
+        for (number, (task, lane, cancelled)) in
+            (0..).zip([(7, 0, false), (3, 0, false), (5, 1, false), (9, 0, true), (4, 0, false)])
+        {
+            let sent = SentTask { sent: Instant::now(), number, lane: LaneId(lane), cancelled, members: 1, rows: 1 };
+            in_flight.tasks.insert(TaskId(task), sent);
+        }
+        assert!(in_flight.end(TaskId(5)).is_ok() && in_flight.end(TaskId(9)).is_ok());
+        assert!(in_flight.end(TaskId(7)).is_ok() && in_flight.end(TaskId(7)).is_err());
+        let early = in_flight.end(TaskId(4)).err().unwrap();
+        assert_eq!(early.0, "task 4 has ended before an earlier one of its lane");
     }
 }

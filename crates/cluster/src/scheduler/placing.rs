@@ -203,6 +203,26 @@ impl SchedulerShared {
 }
 
 impl ConnectedPeers {
+    /// Returns to the plan as it is written, if each sub-cluster may have a backend again.
+    pub(super) fn undo_merges(&mut self) {
+        let present = self.present();
+        if let Some(plan) = &self.plan
+            && plan.merged(&plan.shares(present.iter().sum(), &present)) == *plan
+        {
+            self.effective = Some(plan.clone());
+        }
+    }
+
+    /// Places the backends that came before there was a plan.
+    pub(super) fn place_waiting(&mut self, plan: &PlacementPlan) {
+        let mut present = self.present();
+        for backend in self.backends.values_mut().filter(|backend| backend.follows && !backend.stops) {
+            present[backend.place] -= 1;
+            backend.place = plan.place_for(&present, backend.stated, |name| backend.offers_model(name));
+            present[backend.place] += 1;
+        }
+    }
+
     /// Makes backends members of the sub-cluster whose models they have.
     pub(super) fn admit_members(&mut self) {
         self.follow_statements();

@@ -6,6 +6,7 @@ mod connections;
 mod delays;
 mod faults;
 mod hanging;
+mod late_inputs;
 mod leaving;
 mod plans;
 mod releases;

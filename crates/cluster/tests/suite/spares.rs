@@ -267,7 +267,7 @@ impl Played {
 
     /// Orders a task of one row, which frontend 9 has.
     fn orders(&self, task: u32) {
-        self.link.send(&Message::OpenDevice(1));
+        self.link.send(&Message::OpenDevice(1, 0));
         self.link.send(&Message::Attach(ModelId(0), 0));
         let (slot, walk, rows, length) = (RequestSlot(task), 1, 1, 1);
         let origin = Some(RemoteRows { frontend: 9, request: 1, first_row: 0 });

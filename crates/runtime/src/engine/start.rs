@@ -20,6 +20,7 @@ use parking_lot::{Mutex, RwLock};
 use ripieno_policies::ServedPolicy;
 use ripieno_sched::{Limits, Setup};
 use std::sync::Arc;
+use std::time::Duration;
 
 impl Engine {
     /// Opens the devices and starts the threads.
@@ -57,6 +58,7 @@ impl Engine {
         let inner = Arc::new(Inner {
             clock,
             limits,
+            least_hang: Duration::from_nanos(config.hang.least.0.unsigned_abs()),
             policy: config.policy,
             gate,
             capacity: Arc::new(capacity(&limits, config.max_queued_bytes, &devices)),

@@ -15,7 +15,9 @@ mod probes;
 pub(crate) mod scheduler;
 mod security;
 
+use anyhow::anyhow;
 pub(crate) use security::{EpochArgs, EtcdArgs, PeerArgs};
+use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Default address of a scheduler.
@@ -31,6 +33,18 @@ pub(crate) async fn shutdown_signal() -> std::io::Result<()> {
     Ok(())
 }
 
+/// Pause between two looks at an engine.
+const ENGINE_CHECK: Duration = Duration::from_millis(100);
+
+/// Returns the error of a process whose engine has crashed, once it has: what is left of it refuses
+/// all requests, so that the process ends, and whatever supervises it starts another one.
+pub(crate) async fn engine_crash(is_alive: impl Fn() -> bool) -> anyhow::Error {
+    while is_alive() {
+        tokio::time::sleep(ENGINE_CHECK).await;
+    }
+    anyhow!("the scheduler has crashed, as the log says; this process ends, start it again (please report the fault)")
+}
+
 /// Parses HOST:PORT, which is resolved at each connection.
 fn reachable(text: &str) -> Result<String, String> {
     let port =
@@ -44,6 +58,15 @@ fn reachable(text: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
+
+    #[tokio::test]
+    async fn a_crash_of_the_engine_is_noticed() {
+        let looks = Cell::new(0);
+        let error = engine_crash(|| looks.replace(looks.get() + 1) < 3).await;
+        assert_eq!(looks.get(), 4);
+        assert!(error.to_string().contains("start it again"));
+    }
 
     #[test]
     fn an_address_to_connect_to_names_host_and_port() {

@@ -3,7 +3,7 @@
 use super::auto_plan::AutoPlanArgs;
 use super::engines::ClusterEngines;
 use super::model::register;
-use super::{EpochArgs, PeerArgs, SCHEDULER, reachable, shutdown_signal};
+use super::{EpochArgs, PeerArgs, SCHEDULER, engine_crash, reachable, shutdown_signal};
 use crate::args::address::listening;
 use crate::args::logs::LogFormat;
 use crate::args::plan_store::{PLAN_POLL, PlanPlace, PlanStore, plan_place};
@@ -29,7 +29,7 @@ use ripieno_runtime::{Clock, Engine, EngineConfig, HangBound};
 use ripieno_sched::{CONTROL_US, DATA_US, Limits, Needs, Options, Scheduler, Setup};
 use ripieno_server::{AccessConfig, Server, ServerConfig};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -67,7 +67,9 @@ pub(crate) struct SchedulerArgs {
 
     /// Least time after which a device that does not end its batch counts as hung, in milliseconds;
     /// its requests run elsewhere if their deadline allows. The bound is this, ten times the
-    /// profile, or twice the profile of the batch run again in parts: the longest of the three.
+    /// profile, or twice the profile of the batch run again in parts: the longest of the three. A
+    /// batch waits half of this for inputs; a frontend that does not send them is left out until it
+    /// does.
     #[arg(long, value_name = "MS", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(10..=3_600_000))]
     hang_ms: u32,
 
@@ -182,12 +184,23 @@ async fn serve(args: &SchedulerArgs, threads: &ServerThreads) -> anyhow::Result<
     let server = Server::bind(config, later, registry, told);
     let server = threads.runtimes()[0].spawn(server).await??;
     announce(args, &scheduler, server.addresses().metrics)?;
-    let shutdown = async {
-        if let Err(error) = shutdown_signal().await {
-            tracing::error!(%error, "no signals can be waited for");
+    let (crash, watched) = (Arc::<OnceLock<anyhow::Error>>::default(), Arc::clone(&scheduler));
+    let crashed = Arc::clone(&crash);
+    let shutdown = async move {
+        tokio::select! {
+            signal = shutdown_signal() => if let Err(error) = signal {
+                tracing::error!(%error, "no signals can be waited for");
+            },
+            error = engine_crash(|| watched.engines().iter().all(Engine::is_alive)) => {
+                watched.close();
+                drop(crashed.set(error));
+            }
         }
     };
     threads.runtimes()[0].spawn(server.run(shutdown)).await?;
+    if let Some(error) = crash.get() {
+        bail!("{error:#}");
+    }
     if args.epoch.is_given() {
         // The successor receives all waiting requests, and reports of all that run.
         tracing::info!("shutting down: a spare takes over");

@@ -155,7 +155,7 @@ fn messages() -> Vec<Message> {
         Message::LoadCall(LoadCall { call: u64::MAX, unload: true, name: text() }),
         Message::LoadCallEnd(3, text()),
         Message::Leave,
-        Message::OpenDevice(3),
+        Message::OpenDevice(3, u64::MAX),
         Message::Attach(ModelId(1), 2),
         Message::Detach(ModelId(1)),
         Message::RunTask(run),
