@@ -298,14 +298,15 @@ impl SchedulerSession {
         &self,
         model: &dyn LoadedModel,
         (origin, member): (RemoteRows, RunMember),
-        inputs: Vec<Tensor>,
+        (inputs, took): (Vec<Tensor>, Duration),
     ) -> MemberInputs {
         let Some(sessions) = self.sessions.upgrade() else { return MemberInputs::lost() };
         let RunMember { rows, length, stream, .. } = member;
         match model.describe(&inputs) {
             Ok((extent, graph)) if extent.length == length => {
                 let entry = RequestEntry::new(Payload::Here(inputs.into()), extent);
-                MemberInputs::Here(Arc::new(RequestEntry { graph: graph.map(Arc::new), stream, ..entry }))
+                let entry = RequestEntry { graph: graph.map(Arc::new), stream, ..entry };
+                MemberInputs::Here(Arc::new(entry), took)
             }
             Ok((extent, _)) => {
                 let cause = format!("its length is {}, and its frontend said {length}", extent.length);
@@ -316,7 +317,7 @@ impl SchedulerSession {
                 MemberInputs::Excluded(MemberEnd::Refused(cause))
             }
             Err(RequestError(cause)) => {
-                sessions.push(origin.frontend, vec![outputs_of(origin, rows, Err(cause))]);
+                sessions.push(origin.frontend, vec![outputs_of(origin, rows, Some(took), Err(cause))]);
                 MemberInputs::Excluded(MemberEnd::Ended)
             }
         }
@@ -346,10 +347,13 @@ impl SchedulerSession {
         let Some((task, member)) = work.tasks.take_pull(tag) else { return };
         let Some(held) = work.tasks.get(task) else { return };
         let (lane, of_member, brought) = (held.run.lane, held.run.members[member], held.origin(member));
+        let took = held.until(Instant::now());
         let model = work.attached.get(&held.run.model).map(|model| Arc::clone(&model.loaded));
         drop(work);
         let inputs = match (inputs, model, brought) {
-            (Some(inputs), Some(model), Some((origin, _))) => self.check_inputs(&*model, (origin, of_member), inputs),
+            (Some(inputs), Some(model), Some((origin, _))) => {
+                self.check_inputs(&*model, (origin, of_member), (inputs, took))
+            }
             _ => MemberInputs::lost(),
         };
         work = self.work.lock();
@@ -383,15 +387,21 @@ fn push_outputs(sessions: &dyn SessionHost, held: &HeldTask, progress: &[MemberP
             messages.push(Message::Step { request: origin.request, last, outputs });
         }
         if has_outputs(progress) {
-            messages.push(outputs_of(origin, rows, Ok(progress.outputs.clone())));
+            messages.push(outputs_of(origin, rows, held.pulled(at), Ok(progress.outputs.clone())));
         }
     }
     by_frontend.0.into_iter().for_each(|of_frontend| sessions.push(of_frontend.frontend, of_frontend.messages));
 }
 
-fn outputs_of(origin: RemoteRows, rows: u32, outputs: Result<Vec<Tensor>, String>) -> Message {
+fn outputs_of(
+    origin: RemoteRows,
+    rows: u32,
+    pulled: Option<Duration>,
+    outputs: Result<Vec<Tensor>, String>,
+) -> Message {
     let RemoteRows { request, first_row, .. } = origin;
-    Message::Outputs { request, first_row, rows, outputs }
+    let pulled_us = pulled.map_or(0, |pulled| u32::try_from(pulled.as_micros()).unwrap_or(u32::MAX));
+    Message::Outputs { request, first_row, rows, pulled_us, outputs }
 }
 
 /// Messages of a task to its frontends, of which there are few.

@@ -92,8 +92,8 @@ pub(super) enum MemberInputs {
     Held,
     /// The inputs have been pulled and have not arrived.
     Missing,
-    /// The inputs are here.
-    Here(Arc<RequestEntry>),
+    /// The inputs are here, this long after the task.
+    Here(Arc<RequestEntry>, Duration),
     /// The request ends without a run.
     Excluded(MemberEnd),
 }
@@ -305,9 +305,17 @@ impl HeldTask {
         Some(((*self.origins.get(member)?)?, self.run.members[member].rows))
     }
 
+    /// Returns the time that the pull of a member's inputs took; `None` if it brought none.
+    pub(super) fn pulled(&self, member: usize) -> Option<Duration> {
+        match self.members.get(member)? {
+            MemberInputs::Here(_, took) => Some(*took),
+            _ => None,
+        }
+    }
+
     /// Iterates over the members that run, by position in the task.
     pub(super) fn running(&self) -> impl Iterator<Item = usize> + '_ {
-        let runs = |inputs: &MemberInputs| matches!(inputs, MemberInputs::Held | MemberInputs::Here(_));
+        let runs = |inputs: &MemberInputs| matches!(inputs, MemberInputs::Held | MemberInputs::Here(..));
         self.members.iter().enumerate().filter(move |(_, inputs)| runs(inputs)).map(|(at, _)| at)
     }
 
@@ -317,7 +325,7 @@ impl HeldTask {
         let member = |at: usize| {
             let told = &run.members[at];
             let entry = match &members[at] {
-                MemberInputs::Here(entry) => Some(Arc::clone(entry)),
+                MemberInputs::Here(entry, _) => Some(Arc::clone(entry)),
                 _ => None,
             };
             let until = told.left_ns.and_then(until);
@@ -377,7 +385,7 @@ mod tests {
     }
 
     fn here() -> MemberInputs {
-        MemberInputs::Here(Arc::new(RequestEntry::of(Arc::new([]))))
+        MemberInputs::Here(Arc::new(RequestEntry::of(Arc::new([]))), Duration::ZERO)
     }
 
     fn submitted(ready: Option<NextTask>) -> Option<(u32, Vec<u32>)> {

@@ -95,8 +95,8 @@ impl FrontendShared {
                     pending_bytes += inputs.iter().flatten().map(|tensor| tensor.data.len()).sum::<usize>();
                     pending.push(Message::Rows { tag, inputs });
                 }
-                Message::Outputs { request, first_row, rows, outputs } => {
-                    let due = match outputs {
+                Message::Outputs { request, first_row, rows, pulled_us, outputs } => {
+                    let due = match outputs.map(|outputs| (outputs, pulled_us)) {
                         Ok(outputs) => self.table.lock().on_outputs(request, (first_row, rows), connection, outputs),
                         // The scheduler may still hold parts of the request, so it is cancelled
                         // there.

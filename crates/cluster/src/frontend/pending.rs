@@ -8,7 +8,7 @@ use ripieno_executor::Tensor;
 use ripieno_model::Graph;
 use ripieno_runtime::{Ending, JobOutput, JobResult};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A request that waits for its answer.
 pub(super) struct PendingRequest {
@@ -60,6 +60,8 @@ pub(super) struct Piece {
     pub(super) rows: u32,
     /// The connection that owes their outputs.
     pub(super) connection: u64,
+    /// Time that the device waited for the rows, as far as it is known.
+    pub(super) pulled: Duration,
     pub(super) outputs: Option<Vec<Tensor>>,
 }
 

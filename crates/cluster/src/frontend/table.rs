@@ -211,10 +211,7 @@ impl RequestTable {
             Err(failure) => return self.complete(request, Err(failure)),
             Ok(answered) => answered,
         };
-        let pending = self.get(request)?;
-        let round_trip = if pending.reports_times() { measured(pending.came, now, &answered) } else { None };
-        pending.ended = Some((answered, now));
-        self.ways.add_round_trip(round_trip);
+        self.get(request)?.ended = Some((answered, now));
         let owes = |connection: &u64| !self.connections.contains(connection);
         let is_lost =
             self.slots[request as u32 as usize].pending.as_ref()?.outstanding().any(|connection| owes(&connection));
@@ -237,7 +234,7 @@ impl RequestTable {
         // which may split differently.
         let apart = |piece: &Piece| piece.first_row + piece.rows <= first_row || first_row + rows <= piece.first_row;
         pending.pieces.retain(apart);
-        pending.pieces.push(Piece { first_row, rows, connection, outputs: None });
+        pending.pieces.push(Piece { first_row, rows, connection, pulled: Duration::ZERO, outputs: None });
         Some((Arc::clone(&pending.inputs), pending.header.rows))
     }
 
@@ -258,13 +255,14 @@ impl RequestTable {
         pending.steps.clone()
     }
 
-    /// Handles the outputs of rows. The outputs of a streamed answer must follow its steps.
+    /// Handles the outputs of rows, for which their device waited this many µs. The outputs of a
+    /// streamed answer must follow its steps.
     pub(super) fn on_outputs(
         &mut self,
         request: u64,
         (first_row, rows): (u32, u32),
         connection: u64,
-        outputs: Vec<Tensor>,
+        (outputs, pulled_us): (Vec<Tensor>, u32),
     ) -> Option<CompletedRequest> {
         let pending = self.get(request)?;
         if pending.steps.is_some() && pending.owed_by(connection).is_none() {
@@ -272,7 +270,7 @@ impl RequestTable {
         }
         let mut pieces = pending.pieces.iter_mut();
         let piece = pieces.find(|piece| (piece.first_row, piece.rows) == (first_row, rows))?;
-        piece.outputs = Some(outputs);
+        (piece.outputs, piece.pulled) = (Some(outputs), Duration::from_micros(pulled_us.into()));
         self.complete_if_ready(request)
     }
 
@@ -285,9 +283,12 @@ impl RequestTable {
         let reported = pending.ended.as_ref().filter(|_| pending.reports_times());
         let way = reported.and_then(|(answered, _)| measured(pending.came, now, answered));
         let answered = pending.ended.take().map_or_else(output_of_orphan, |(answered, _)| answered);
+        let pulled = pending.pieces.iter().map(|piece| piece.pulled).max().unwrap_or_default();
         pending.pieces.sort_unstable_by_key(|piece| piece.first_row);
         let mut parts: Vec<Vec<Tensor>> = pending.pieces.drain(..).filter_map(|piece| piece.outputs).collect();
-        self.ways.add_way(way);
+        if let Some(way) = way {
+            self.ways.add(way, pulled);
+        }
         if expires.is_some_and(|expires| now > expires) {
             return self.complete(request, Err(Failure::Expired));
         }

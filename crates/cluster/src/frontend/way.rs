@@ -4,10 +4,11 @@
 //!
 //! - The 90th percentile of the measured ways covers what varies. It may be wrong for long after a
 //!   disturbance, so it counts at most a quarter of the request's time.
-//! - The shortest of the last round trips to the scheduler is what no request is spared. Where late
-//!   answers are errors it counts in full, and a request that it leaves no time is refused.
+//! - The shortest of the last ways, each with the pull of its inputs, is what no request is spared.
+//!   Where late answers are errors it counts in full, and a request that it leaves no time is
+//!   refused. So a frontend whose data links are slow does not make the batches of others wait.
 //!
-//! The second number needs measurements while it refuses all requests, so one in eight passes.
+//! The second number needs measurements while it refuses all requests, so one passes each second.
 
 use super::pending::AnswerLimits;
 use ripieno_base::Nanos;
@@ -19,20 +20,19 @@ use std::time::{Duration, Instant};
 const WAY_PERMILLE: u32 = 900;
 /// Inverse of the largest part of a request's time that the estimate counts.
 const ESTIMATE_PART: u32 = 4;
-/// Number of round trips of which the shortest counts.
+/// Number of requests of which the shortest way counts.
 const RECENT: usize = 16;
-/// Number of requests of which one passes although the shortest round trip leaves it too little
-/// time.
-const TRIAL: u32 = 8;
+/// Time after which another request passes although the shortest way leaves it too little.
+const TRIAL: Duration = Duration::from_secs(1);
 
 /// The measured ways of a frontend's requests.
 #[derive(Default)]
 pub(super) struct RequestWays {
     estimate: DelayEstimate,
-    /// The last round trips to the scheduler, at most [`RECENT`].
-    round_trips: VecDeque<Duration>,
-    /// Number of requests whose shortest round trip counts more than the estimate may.
-    far: u32,
+    /// The last ways, each with the pull of its inputs, at most [`RECENT`].
+    recent: VecDeque<Duration>,
+    /// Arrival of the last request that passed although the shortest way leaves it too little time.
+    last_trial: Option<Instant>,
 }
 
 impl RequestWays {
@@ -41,18 +41,13 @@ impl RequestWays {
         self.estimate.percentiles()
     }
 
-    /// Adds a way; `None` if it was not measured.
-    pub(super) fn add_way(&mut self, way: Option<Duration>) {
-        self.estimate.extend(way);
-    }
-
-    /// Adds a round trip to the scheduler; `None` if it was not measured.
-    pub(super) fn add_round_trip(&mut self, round_trip: Option<Duration>) {
-        let Some(round_trip) = round_trip else { return };
-        if self.round_trips.len() == RECENT {
-            self.round_trips.pop_front();
+    /// Adds a way, and the time that the pull of its inputs took.
+    pub(super) fn add(&mut self, way: Duration, pulled: Duration) {
+        self.estimate.extend([way]);
+        if self.recent.len() == RECENT {
+            self.recent.pop_front();
         }
-        self.round_trips.push_back(round_trip);
+        self.recent.push_back(way + pulled);
     }
 
     /// Returns the time that the way of a request will take.
@@ -61,15 +56,13 @@ impl RequestWays {
         let Some(due) = limits.due else { return estimate };
         let most = due.saturating_duration_since(came) / ESTIMATE_PART;
         let estimate = estimate.min(most);
-        let shortest = self.round_trips.iter().min().filter(|_| self.round_trips.len() == RECENT);
-        match shortest {
-            Some(&shortest) if limits.is_enforced() => {
-                self.far = self.far.wrapping_add(u32::from(shortest > most));
-                let passes = shortest > most && self.far.is_multiple_of(TRIAL);
-                if passes { estimate } else { estimate.max(shortest) }
-            }
-            _ => estimate,
+        let shortest = self.recent.iter().min().filter(|_| self.recent.len() == RECENT && limits.is_enforced());
+        let Some(&shortest) = shortest.filter(|shortest| **shortest > estimate) else { return estimate };
+        if shortest > most && self.last_trial.is_none_or(|last| came >= last + TRIAL) {
+            self.last_trial = Some(came);
+            return estimate;
         }
+        shortest
     }
 }
 

@@ -10,6 +10,7 @@ use super::frame::{
 };
 use super::graph::{MAX_GRAPH, read_graph, write_graph};
 use super::report::{HELD, MAX_HELD, RunningReport};
+use super::request_result::RequestEnd;
 use super::task_end::{MEMBER_END, TaskEnd};
 use super::tensors::{read_tensors, write_tensors};
 use crate::handover::{Epoch, ProcessId, ReachedRoles, Stamp};
@@ -17,7 +18,7 @@ use bytes::Bytes;
 use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, TaskId};
 use ripieno_executor::{RemoteRows, Tensor};
 use ripieno_model::Graph;
-use ripieno_runtime::{JobResult, OpenSizes};
+use ripieno_runtime::OpenSizes;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -120,6 +121,8 @@ pub enum Message {
         first_row: u32,
         /// Number of rows.
         rows: u32,
+        /// Microseconds that the pull of their inputs took; 0 if that is unknown.
+        pulled_us: u32,
         /// The outputs, or the reason why the request's values are invalid.
         outputs: Result<Vec<Tensor>, String>,
     },
@@ -177,15 +180,6 @@ pub struct RequestHeader {
     /// Whether the client reads the answer step by step; only if the model's requests run cell by
     /// cell.
     pub stream: bool,
-}
-
-/// The result of a request.
-#[derive(Debug)]
-pub struct RequestEnd {
-    /// The frontend's number for the request.
-    pub request: u64,
-    /// The result without its outputs, which backends send.
-    pub answer: JobResult,
 }
 
 /// A batch to run.
@@ -334,9 +328,9 @@ impl Message {
             }
             Message::Fenced(epoch) => RecordWriter::new(kind::FENCED).u64(epoch.0),
             Message::Peer(process) => RecordWriter::new(kind::PEER).u64(process.0),
-            Message::Outputs { request, first_row, rows, outputs } => {
+            Message::Outputs { request, first_row, rows, pulled_us, outputs } => {
                 let kind = if outputs.is_ok() { kind::OUTPUTS } else { kind::INVALID };
-                RecordWriter::new(kind).u64(*request).u32(*first_row).u32(*rows)
+                RecordWriter::new(kind).u64(*request).u32(*first_row).u32(*rows).u32(*pulled_us)
             }
             Message::Place(place, _) => RecordWriter::new(kind::PLACE).u32(*place),
             Message::Step { request, last, .. } => RecordWriter::new(kind::STEP).u64(*request).u8((*last).into()),
@@ -405,9 +399,9 @@ impl Message {
             kind::FENCED => Message::Fenced(Epoch(get.u64())),
             kind::PEER => Message::Peer(ProcessId(get.u64())),
             kind::OUTPUTS | kind::INVALID => {
-                let (request, first_row, rows) = (get.u64(), get.u32(), get.u32());
+                let (request, first_row, rows, pulled_us) = (get.u64(), get.u32(), get.u32(), get.u32());
                 let outputs = if kind == kind::OUTPUTS { Ok(read_tensors(tail)?) } else { Err(read_text(&tail)?) };
-                Message::Outputs { request, first_row, rows, outputs }
+                Message::Outputs { request, first_row, rows, pulled_us, outputs }
             }
             kind::PLACE => Message::Place(get.u32(), tail),
             kind::SUBMIT_GRAPH => Message::SubmitGraph(RequestHeader::get(&mut get)?, Arc::new(read_graph(&tail)?)),
@@ -533,16 +527,6 @@ impl RunMember {
         }
         let origin = (flags & HAS_MORE != 0).then_some(RemoteRows { frontend, request, first_row });
         Ok(RunMember { slot, rows, length, node, stream: flags & STREAMS != 0, walk, left_ns, origin })
-    }
-}
-
-impl RequestEnd {
-    fn put(&self, put: RecordWriter) -> RecordWriter {
-        super::request_result::write_result(&self.answer, put.u64(self.request))
-    }
-
-    fn get(get: &mut RecordReader<'_>, text: String) -> Result<RequestEnd, DecodeError> {
-        Ok(RequestEnd { request: get.u64(), answer: super::request_result::read_result(get, text)? })
     }
 }
 

@@ -1,4 +1,4 @@
-//! The result of a request without its outputs, as the fields of a record.
+//! The end of a request: its result without the outputs, as the fields of a record.
 
 use super::frame::{DecodeError, RecordReader, RecordWriter};
 use ripieno_base::Nanos;
@@ -8,7 +8,26 @@ use std::time::Duration;
 /// Number of a request that has outputs; the other numbers are reasons of failures.
 const OK: u8 = 0;
 
-pub(super) fn write_result(answer: &JobResult, put: RecordWriter) -> RecordWriter {
+/// The result of a request.
+#[derive(Debug)]
+pub struct RequestEnd {
+    /// The frontend's number for the request.
+    pub request: u64,
+    /// The result without its outputs, which backends send.
+    pub answer: JobResult,
+}
+
+impl RequestEnd {
+    pub(super) fn put(&self, put: RecordWriter) -> RecordWriter {
+        write_result(&self.answer, put.u64(self.request))
+    }
+
+    pub(super) fn get(get: &mut RecordReader<'_>, text: String) -> Result<RequestEnd, DecodeError> {
+        Ok(RequestEnd { request: get.u64(), answer: read_result(get, text)? })
+    }
+}
+
+fn write_result(answer: &JobResult, put: RecordWriter) -> RecordWriter {
     match answer {
         Ok(JobOutput { queued, executed, batch, late, .. }) => {
             let put = put.u8(OK).u8(u8::from(*late)).u16(0).u32(*batch as u32);
@@ -22,7 +41,7 @@ pub(super) fn write_result(answer: &JobResult, put: RecordWriter) -> RecordWrite
     }
 }
 
-pub(super) fn read_result(get: &mut RecordReader<'_>, text: String) -> Result<JobResult, DecodeError> {
+fn read_result(get: &mut RecordReader<'_>, text: String) -> Result<JobResult, DecodeError> {
     let (reason, late, _, batch) = (get.u8(), get.u8() != 0, get.u16(), get.u32() as usize);
     if reason == OK {
         let (queued, executed) = (Nanos(get.i64()), Nanos(get.i64()));

@@ -117,15 +117,16 @@ fn the_answer_waits_for_the_end_and_for_all_rows_in_whatever_order_they_come() {
         if end_first {
             assert!(!answer(table.on_end(request, ok(), now)));
         }
-        assert!(!answer(table.on_outputs(request, (4, 2), 1, tensor(2, 4))));
-        assert!(!answer(table.on_outputs(request, (3, 2), 1, tensor(2, 4))), "rows that were not pulled");
-        assert_eq!(answer(table.on_outputs(request, (0, 4), 1, tensor(4, 0))), end_first);
+        assert!(!answer(table.on_outputs(request, (4, 2), 1, (tensor(2, 4), 0))));
+        assert!(!answer(table.on_outputs(request, (3, 2), 1, (tensor(2, 4), 0))), "rows that were not pulled");
+        assert_eq!(answer(table.on_outputs(request, (0, 4), 1, (tensor(4, 0), 0))), end_first);
         assert_eq!(answer(table.on_end(request, ok(), now)), !end_first);
         let outputs = answers.try_recv().unwrap().unwrap().outputs;
         assert_eq!(outputs, tensor(6, 0));
         // Repeated messages find nothing, and the next request in the same slot has another number.
         assert!(
-            !answer(table.on_end(request, ok(), now)) && !answer(table.on_outputs(request, (0, 4), 1, tensor(4, 0)))
+            !answer(table.on_end(request, ok(), now))
+                && !answer(table.on_outputs(request, (0, 4), 1, (tensor(4, 0), 0)))
         );
         let other = insert(&mut table, super::tests::pending(1, None).0).unwrap();
         assert_eq!((other as u32, other == request), (request as u32, false));
@@ -155,7 +156,7 @@ fn requests_of_a_lost_backend_may_be_retried_and_those_rerun_elsewhere_wait() {
     // The scheduler runs it again, and the other device pulls the rows.
     assert!(table.pull(running, 0, 1, 2).is_some());
     assert!(!answer(table.on_end(running, ok(), now)));
-    assert!(answer(table.on_outputs(running, (0, 1), 1, tensor(1, 9))));
+    assert!(answer(table.on_outputs(running, (0, 1), 1, (tensor(1, 9), 0))));
     assert_eq!(waits.try_recv().unwrap().unwrap().outputs, tensor(1, 9));
 }
 
@@ -176,7 +177,7 @@ fn without_a_scheduler_all_that_it_had_to_end_may_be_asked_again() {
     assert!(table.is_abandoned(now + FrontendConfig::SCHEDULER_TIMEOUT * 2));
     table.fail_without_scheduler().into_iter().for_each(CompletedRequest::answer);
     assert!(matches!(told.try_recv().unwrap(), Err(Failure::Outage { .. })));
-    assert!(answer(table.on_outputs(second, (0, 1), 1, tensor(1, 0))) && waits.try_recv().unwrap().is_ok());
+    assert!(answer(table.on_outputs(second, (0, 1), 1, (tensor(1, 0), 0))) && waits.try_recv().unwrap().is_ok());
     let refused = table.insert(pending(1, None).0, now + FrontendConfig::SCHEDULER_TIMEOUT * 2);
     assert!(matches!(refused, Err(Failure::Outage { .. })));
     assert!(
@@ -217,26 +218,26 @@ fn the_next_primary_receives_all_unanswered_requests_and_complete_outputs_are_en
         table.pull(request, 0, rows, 1).unwrap();
     }
     assert!(!answer(table.on_end(ended, ok(), now)));
-    assert!(!answer(table.on_outputs(here, (0, 1), 1, tensor(1, 0))), "its scheduler has not said how it ended");
+    assert!(!answer(table.on_outputs(here, (0, 1), 1, (tensor(1, 0), 0))), "its scheduler has not said how it ended");
     let first = table.scheduler().unwrap();
     let next = link();
     assert_eq!(follow_primary(&mut table, &next, 2), (1, vec![runs, waits]));
     assert_eq!(follow_primary(&mut table, &next, 2), (0, vec![]), "once");
     assert!(told.try_recv().unwrap().is_ok() && table.is_primary(&next));
     assert!(matches!(table.on_heartbeat(&first, (Epoch(1), ProcessId(1)), now), HeartbeatOutcome::Stale(Epoch(2))));
-    let due = table.on_outputs(runs, (0, 2), 1, tensor(2, 0)).unwrap();
+    let due = table.on_outputs(runs, (0, 2), 1, (tensor(2, 0), 0)).unwrap();
     assert_eq!(due.orphaned_id(), Some(runs), "the primary is to be told");
     due.answer();
     assert!(later.try_recv().unwrap().is_ok());
     // The new scheduler splits differently: rows of the old split do not count.
     [(0, 2), (2, 2)].iter().for_each(|&(first, rows)| assert!(table.pull(waits, first, rows, 1).is_some()));
     assert!(
-        !answer(table.on_outputs(waits, (0, 3), 1, tensor(3, 0)))
-            && !answer(table.on_outputs(waits, (0, 2), 7, tensor(2, 0)))
+        !answer(table.on_outputs(waits, (0, 3), 1, (tensor(3, 0), 0)))
+            && !answer(table.on_outputs(waits, (0, 2), 7, (tensor(2, 0), 0)))
     );
-    assert!(answer(table.on_outputs(waits, (2, 2), 1, tensor(2, 2))));
+    assert!(answer(table.on_outputs(waits, (2, 2), 1, (tensor(2, 2), 0))));
     assert_eq!(last.try_recv().unwrap().unwrap().outputs, tensor(4, 0));
-    let due = table.on_outputs(ended, (0, 1), 1, tensor(1, 0)).unwrap();
+    let due = table.on_outputs(ended, (0, 1), 1, (tensor(1, 0), 0)).unwrap();
     assert_eq!(due.orphaned_id(), None);
     due.answer();
     assert!(well.try_recv().unwrap().is_ok());
@@ -260,7 +261,7 @@ fn the_clock_of_the_frontend_decides_whether_an_answer_is_late() {
         let (pending, answers) = pending(1, None);
         let request = insert(&mut table, PendingRequest { came, limits, ..pending }).unwrap();
         table.pull(request, 0, 1, 1).unwrap();
-        assert!(!answer(table.on_outputs(request, (0, 1), 1, tensor(1, 0))));
+        assert!(!answer(table.on_outputs(request, (0, 1), 1, (tensor(1, 0), 0))));
         let end = ok().map(|output| JobOutput { late: reported, ..output });
         assert!(answer(table.on_end(request, end, now)));
         match (answers.try_recv().unwrap(), told) {
@@ -271,49 +272,32 @@ fn the_clock_of_the_frontend_decides_whether_an_answer_is_late() {
     }
 }
 
-/// Inserts a request that has this long, and returns its number and the way in its header.
-fn way_told(table: &mut RequestTable, allowed: Duration, answers_late: bool) -> Result<(u64, Duration), Failure> {
-    let (pending, _) = pending(1, None);
-    let due = pending.came.checked_add(allowed);
-    let limits = AnswerLimits { due, expires: due.filter(|_| !answers_late) };
-    let on_answer = Box::new(|_| ());
-    let (header, _) = table.insert(PendingRequest { limits, on_answer, ..pending }, Instant::now())?;
-    Ok((header.request, header.way()))
-}
-
-/// Has a request end whose report takes this long beside its time in the scheduler.
-fn end_after(table: &mut RequestTable, request: u64, round_trip: Duration) {
-    let came = table.get(request).unwrap().came;
-    let executed = Nanos(1_000_000);
-    let end = JobOutput { outputs: Vec::new(), queued: Nanos::ZERO, executed, batch: 1, late: false };
-    answer(table.on_end(request, Ok(end), came + round_trip + Duration::from_millis(1)));
-    drop(table.complete(request, Err(Failure::Cancelled)));
-}
-
 #[test]
-fn a_request_that_the_round_trip_leaves_no_time_is_refused_until_a_trip_is_short() {
+fn a_request_that_the_shortest_way_leaves_no_time_is_refused_and_one_a_second_passes() {
     let ms = Duration::from_millis;
-    let mut table = table(64);
-    for trip in [1_000, 120, 300, 120] {
+    let (mut table, begun) = (table(64), Instant::now());
+    let told = |table: &mut RequestTable, after, allowed, answers_late: bool| {
+        let came = begun + ms(after);
+        let due = came.checked_add(ms(allowed));
+        let limits = AnswerLimits { due, expires: due.filter(|_| !answers_late) };
+        let pending = PendingRequest { came, limits, on_answer: Box::new(|_| ()), ..pending(1, None).0 };
+        table.insert(pending, came).map(|(header, _)| header.way())
+    };
+    for pulled in [960, 80, 260, 80] {
         (0..4).for_each(|_| {
-            let (request, way) = way_told(&mut table, ms(100), false).unwrap();
-            assert!(way.is_zero(), "too few are measured");
-            end_after(&mut table, request, ms(trip));
+            assert!(told(&mut table, 0, 100, false).unwrap() < ms(26), "too few are measured");
+            table.ways.add(ms(40), ms(pulled));
         });
     }
-    let told = |table: &mut RequestTable, allowed, late| way_told(table, ms(allowed), late).map(|(_, way)| way);
-    let refused = |told: &Result<Duration, Failure>| matches!(told, Err(Failure::TooLate { expected, .. }) if *expected == ms(120));
-    assert!(refused(&told(&mut table, 120, false)) && refused(&told(&mut table, 1, false)));
-    assert_eq!(told(&mut table, 1_000, false).unwrap(), ms(120), "less than a quarter");
-    assert_eq!(told(&mut table, 200, false).unwrap(), ms(120), "what is left is its time");
-    assert!(told(&mut table, 100, true).unwrap().is_zero(), "late answers are given");
-    // One in eight is sent in any case, and measures the trip.
-    let passed: Vec<bool> = (0..16).map(|_| told(&mut table, 100, false).is_ok()).collect();
-    assert_eq!(passed.iter().filter(|passed| **passed).count(), 2, "{passed:?}");
-    let (request, way) = (0..8).find_map(|_| way_told(&mut table, ms(100), false).ok()).unwrap();
-    assert!(way <= ms(25));
-    end_after(&mut table, request, ms(2));
-    assert!((0..16).all(|_| told(&mut table, 100, false).is_ok_and(|way| way < ms(3))));
+    let refused = |told| matches!(told, Err(Failure::TooLate { expected, .. }) if expected == ms(120));
+    assert!(told(&mut table, 0, 100, false).unwrap() < ms(26), "one is sent to measure the way");
+    assert!(refused(told(&mut table, 0, 120, false)) && refused(told(&mut table, 999, 1, false)));
+    assert_eq!(told(&mut table, 0, 1_000, false).unwrap(), ms(120), "less than a quarter");
+    assert_eq!(told(&mut table, 0, 200, false).unwrap(), ms(120), "what is left is its time");
+    assert!(told(&mut table, 0, 100, true).unwrap() < ms(26), "late answers are given");
+    assert!(told(&mut table, 1_000, 100, false).is_ok() && refused(told(&mut table, 1_001, 100, false)));
+    table.ways.add(ms(1), ms(1));
+    assert!((0..16).all(|_| told(&mut table, 1_002, 100, false).is_ok()), "it has become shorter");
 }
 
 #[test]
@@ -368,9 +352,9 @@ fn steps_come_from_the_run_that_answers_and_end_before_the_answer() {
     assert!(table.end_repeated_stream(request).is_none());
     table.pull(request, 0, 1, 2).unwrap();
     assert!(!step(&mut table, request, 1, false) && step(&mut table, request, 2, false));
-    assert!(!answer(table.on_outputs(request, (0, 1), 1, tensor(1, 1))), "outputs of the lost one");
+    assert!(!answer(table.on_outputs(request, (0, 1), 1, (tensor(1, 1), 0))), "outputs of the lost one");
     assert!(step(&mut table, request, 2, true));
-    assert!(!answer(table.on_outputs(request, (0, 1), 2, tensor(1, 2))));
+    assert!(!answer(table.on_outputs(request, (0, 1), 2, (tensor(1, 2), 0))));
     assert!(answer(table.on_end(request, ok(), Instant::now())));
     assert_eq!(steps.iter().collect::<Vec<_>>(), [false, true], "the receiver is dropped");
     assert_eq!(answers.try_recv().unwrap().unwrap().outputs, tensor(1, 2));

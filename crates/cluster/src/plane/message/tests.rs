@@ -3,7 +3,7 @@ use super::*;
 use crate::handover::{RequestId, RunningRows};
 use ripieno_base::Nanos;
 use ripieno_model::DataType;
-use ripieno_runtime::{Failure, JobOutput};
+use ripieno_runtime::{Failure, JobOutput, JobResult};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -145,7 +145,7 @@ fn messages() -> Vec<Message> {
         wait_ns: 6,
         members,
     };
-    let outputs = |outputs| Message::Outputs { request: 4, first_row: 2, rows: 1, outputs };
+    let outputs = |outputs| Message::Outputs { request: 4, first_row: 2, rows: 1, pulled_us: 7, outputs };
     let mut all = vec![
         Message::KeepAlive,
         Message::Refused(text()),
