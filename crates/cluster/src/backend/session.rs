@@ -215,10 +215,10 @@ impl SchedulerSession {
 
     fn cancel(&self, task: TaskId) {
         let mut work = self.work.lock();
-        if work.tasks.withdraw(task).is_some() {
+        if let Some(held) = work.tasks.withdraw(task) {
             drop(work);
             let cause = Err("it was stopped before it began".to_owned());
-            return self.send_end(TaskEnd::without_run(task, cause));
+            return self.send_end(end_without_run(&held, cause));
         }
         if let Some(device) = &work.device {
             device.cancel(task);
@@ -244,8 +244,8 @@ impl SchedulerSession {
                     }
                 }
                 NextTask::Empty(task) => {
-                    let ends = work.tasks.remove(task).map(|held| held.ends(&[])).unwrap_or_default();
-                    self.send_end(TaskEnd::without_run(task, Ok(ends)));
+                    let held = work.tasks.remove(task);
+                    held.iter().for_each(|held| self.send_end(end_without_run(held, Ok(held.ends(&[])))));
                 }
             }
         }
@@ -277,7 +277,7 @@ impl SchedulerSession {
             task: result.id,
             ago_ns: nanos(result.finished.elapsed()),
             took_ns,
-            // At least 1, so that it counts as run.
+            // At least 1, since 0 stands for an unknown time.
             held_ns: nanos(held.until(result.started)).max(1),
             // Both may happen while another batch computes.
             fetched_ns: held.fetched.map_or(0, |fetched| nanos(held.until(fetched) + result.gathered)),
@@ -366,6 +366,13 @@ impl SchedulerSession {
         work.tasks.on_frontend_lost(frontend);
         self.submit_all_ready(&mut work);
     }
+}
+
+/// Returns the end of a task that does not run.
+fn end_without_run(held: &HeldTask, members: Result<Vec<MemberEnd>, String>) -> TaskEnd {
+    // At least 1, since 0 stands for an unknown time.
+    let held_ns = nanos(held.until(Instant::now())).max(1);
+    TaskEnd { held_ns, ..TaskEnd::without_run(held.run.task, members) }
 }
 
 fn nanos(span: Duration) -> u64 {

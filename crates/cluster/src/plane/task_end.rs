@@ -14,7 +14,8 @@ pub struct TaskEnd {
     pub ago_ns: u64,
     /// Nanoseconds that the task took.
     pub took_ns: u64,
-    /// Nanoseconds from the arrival of the task until it started; 0 if it did not run.
+    /// Nanoseconds from the arrival of the task until it started, or ended without a run; 0 if
+    /// unknown.
     pub held_ns: u64,
     /// Nanoseconds from its arrival until its rows had been fetched; 0 if there were none to fetch.
     pub fetched_ns: u64,

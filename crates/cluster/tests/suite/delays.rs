@@ -5,7 +5,7 @@ use crate::hanging::Hanging;
 use ripieno_base::Nanos;
 use ripieno_cluster::plane::{ByteStream, Listener, Tcp, Transport};
 use ripieno_cluster::{BackendDelays, DelayPercentiles};
-use ripieno_runtime::HangBound;
+use ripieno_runtime::{Failure, HangBound};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -85,6 +85,23 @@ fn the_delays_of_each_backend_are_measured_apart() {
     drive(client.ready(), 1);
     assert!(scheduler.delays()[0].2.control.is_some());
     next.abort();
+    client.frontend.close();
+}
+
+/// The scheduler gives every request up before its rows are at the backend.
+#[test]
+fn the_delay_of_a_backend_whose_tasks_never_run_is_measured() {
+    let scheduler = scheduler(1, anywhere(), "unified", HangBound::default());
+    let at = vec![scheduler.address().to_string()];
+    let strict = [Served { slo: Nanos::from_millis(20), answer_late: false, ..whole() }];
+    let slow = backend_over(Arc::new(Slow(ADDED)), at, &strict, emulated());
+    let client = client(scheduler.address());
+    let model = client.ready().model("whole");
+    client.submit(0, model, rows(0, 1, 2)).unwrap();
+    let answer = client.answers.recv_timeout(SAFETY).unwrap().1;
+    assert!(matches!(answer, Err(Failure::Expired)), "{answer:?}");
+    until("its delay is measured", || scheduler.delays()[0].2.control.is_some_and(|control| control.p50 >= ADDED / 2));
+    slow.abort();
     client.frontend.close();
 }
 
