@@ -167,6 +167,7 @@ impl IncastBackend {
                 request: origin.request,
                 first_row: 0,
                 rows: 1,
+                pulled_us: 0,
                 outputs,
             });
         }
