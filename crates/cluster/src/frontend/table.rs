@@ -109,7 +109,7 @@ impl RequestTable {
             return Err(outage("no scheduler is there"));
         }
         let (bound, PendingRequest { came, limits, .. }) = (self.slots.len(), &pending);
-        let way = self.ways.expected(*came, *limits);
+        let way = self.ways.expected(pending.header.model, *came, *limits);
         if limits.is_enforced() && limits.expires.is_some_and(|expires| *came + way >= expires) {
             return Err(Failure::TooLate { expected: way, retry_after: RETRY_AFTER });
         }
@@ -280,6 +280,7 @@ impl RequestTable {
             return None;
         }
         let (now, AnswerLimits { due, expires }) = (Instant::now(), pending.limits);
+        let model = pending.header.model;
         let reported = pending.ended.as_ref().filter(|_| pending.reports_times());
         let way = reported.and_then(|(answered, _)| measured(pending.came, now, answered));
         let answered = pending.ended.take().map_or_else(output_of_orphan, |(answered, _)| answered);
@@ -287,7 +288,7 @@ impl RequestTable {
         pending.pieces.sort_unstable_by_key(|piece| piece.first_row);
         let mut parts: Vec<Vec<Tensor>> = pending.pieces.drain(..).filter_map(|piece| piece.outputs).collect();
         if let Some(way) = way {
-            self.ways.add(way, pulled);
+            self.ways.add(model, way, pulled);
         }
         if expires.is_some_and(|expires| now > expires) {
             return self.complete(request, Err(Failure::Expired));

@@ -3,7 +3,7 @@ use crate::frontend::FrontendConfig;
 use crate::frontend::counters::ModelCounters;
 use crate::plane::{ByteStream, LinkBounds, PeerLink};
 use bytes::Bytes;
-use ripieno_base::Nanos;
+use ripieno_base::{ModelId, Nanos};
 use ripieno_model::DataType;
 use ripieno_runtime::StreamedStep;
 use std::io;
@@ -286,7 +286,7 @@ fn a_request_that_the_shortest_way_leaves_no_time_is_refused_and_one_a_second_pa
     for pulled in [960, 80, 260, 80] {
         (0..4).for_each(|_| {
             assert!(told(&mut table, 0, 100, false).unwrap() < ms(26), "too few are measured");
-            table.ways.add(ms(40), ms(pulled));
+            table.ways.add(ModelId(0), ms(40), ms(pulled));
         });
     }
     let refused = |told| matches!(told, Err(Failure::TooLate { expected, .. }) if expected == ms(120));
@@ -295,8 +295,9 @@ fn a_request_that_the_shortest_way_leaves_no_time_is_refused_and_one_a_second_pa
     assert_eq!(told(&mut table, 0, 1_000, false).unwrap(), ms(120), "less than a quarter");
     assert_eq!(told(&mut table, 0, 200, false).unwrap(), ms(120), "what is left is its time");
     assert!(told(&mut table, 0, 100, true).unwrap() < ms(26), "late answers are given");
+    (0..16).for_each(|_| table.ways.add(ModelId(7), ms(1), ms(1)));
     assert!(told(&mut table, 1_000, 100, false).is_ok() && refused(told(&mut table, 1_001, 100, false)));
-    table.ways.add(ms(1), ms(1));
+    table.ways.add(ModelId(0), ms(1), ms(1));
     assert!((0..16).all(|_| told(&mut table, 1_002, 100, false).is_ok()), "it has become shorter");
 }
 
