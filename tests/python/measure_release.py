@@ -129,8 +129,10 @@ class Load:
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
                 connections.pop(address)
-                # Refused, or closed before it took the request: a balancer sends it elsewhere.
-                if isinstance(error, (ConnectionRefusedError, http.client.RemoteDisconnected, BrokenPipeError)):
+                # Refused, or closed before it took the request: a balancer sends it elsewhere. A request that meets the
+                # end of a connection that was used before sees a reset.
+                closed = isinstance(error, (ConnectionRefusedError, http.client.RemoteDisconnected, BrokenPipeError))
+                if closed or isinstance(error, ConnectionResetError) and not fresh:
                     continue
                 self.failures[repr(error)] += 1
                 return "lost"
