@@ -351,7 +351,7 @@ impl Scheduler for LazyBatching {
         match control {
             Control::DeviceJoined(device) => self.devices.join(device),
             Control::DeviceLeft(device) => {
-                // What has begun goes on there, unless the device is lost.
+                // Batches that have begun go on there, unless the device is lost.
                 if self.devices[device].present {
                     self.devices.leave(device);
                 } else if !self.devices[device].runs(&self.cohorts) {
