@@ -216,9 +216,10 @@ impl SchedulerSession {
     fn cancel(&self, task: TaskId) {
         let mut work = self.work.lock();
         if let Some(held) = work.tasks.withdraw(task) {
-            drop(work);
             let cause = Err("it was stopped before it began".to_owned());
-            return self.send_end(end_without_run(&held, cause));
+            self.send_end(end_without_run(&held, cause));
+            // Those behind it may have waited for its rows alone.
+            return self.submit_ready(&mut work, held.run.lane);
         }
         if let Some(device) = &work.device {
             device.cancel(task);

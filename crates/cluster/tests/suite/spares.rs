@@ -2,14 +2,15 @@
 //! request has one answer, and no backend follows two schedulers.
 
 use crate::common::{
-    Client, DEPTH, RunningBackend, SAFETY, Served, anywhere, asking, backend_with, rows, starts, until, whole,
+    Client, DEPTH, RunningBackend, SAFETY, Served, anywhere, asking, backend_with, emulated, rows, starts, until, whole,
 };
+use crate::hanging::Hanging;
 use parking_lot::Mutex;
 use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, TaskId};
 use ripieno_cluster::handover::store::{EpochStore, MemoryStore};
 use ripieno_cluster::handover::{Epoch, ProcessId, Stamp, Timing};
 use ripieno_cluster::plane::{
-    ByteStream, Handshake, LinkBounds, Listener, Message, MessageReader, PeerLink, Role, RunMember, RunTask,
+    ByteStream, Handshake, LinkBounds, Listener, LoadCall, Message, MessageReader, PeerLink, Role, RunMember, RunTask,
     RunningReport, TaskEnd, Tcp, Transport, accept_handshake,
 };
 use ripieno_cluster::{ClusterScheduler, InitialPlan, OnOrder, SchedulerConfig};
@@ -265,12 +266,16 @@ impl Played {
         self.hears()
     }
 
-    /// Orders a task of one row, which frontend 9 has.
+    /// Orders the first task of a session, of one row that frontend 9 has.
     fn orders(&self, task: u32) {
         self.link.send(&Message::OpenDevice(1, 0));
         self.link.send(&Message::Attach(ModelId(0), 0));
+        self.runs(task, Some(RemoteRows { frontend: 9, request: 1, first_row: 0 }));
+    }
+
+    /// Orders a task of one row, which the device has if no frontend has it.
+    fn runs(&self, task: u32, origin: Option<RemoteRows>) {
         let (slot, walk, rows, length) = (RequestSlot(task), 1, 1, 1);
-        let origin = Some(RemoteRows { frontend: 9, request: 1, first_row: 0 });
         let members = vec![RunMember { slot, rows, length, node: 0, stream: false, walk, left_ns: None, origin }];
         let (model, block, lane, length, wait_ns) = (ModelId(0), BlockId(0), LaneId(0), 1, 0);
         let task = RunTask { task: TaskId(task), model, block, lane, length, wait_ns, members };
@@ -328,5 +333,28 @@ fn a_backend_follows_only_the_latest_claim() {
     assert!(matches!(old.claims(1, 5), Message::Fenced(Epoch(2))));
     new.orders(1);
     assert!(matches!(new.hears(), Message::TaskEnd(TaskEnd { task: TaskId(1), .. })));
+    backend.abort();
+}
+
+#[test]
+fn a_task_starts_once_the_one_before_it_is_withdrawn() {
+    let [listener, frontend] = [(); 2].map(|()| Tcp.listen(anywhere()).unwrap());
+    let device = Hanging::over(emulated());
+    device.set(true);
+    let backend = backend_with(vec![listener.address().to_string()], &models(1), device.clone(), None);
+    let mut scheduler = Played::accept(&*listener);
+    scheduler.link.send(&Message::AddFrontend(9, frontend.address().to_string()));
+    assert!(matches!(scheduler.claims(1, 1), Message::Report(_)));
+    // The frontend never sends the row of the first.
+    scheduler.orders(1);
+    scheduler.runs(2, None);
+    scheduler.link.send(&Message::CancelTask(TaskId(1)));
+    assert!(matches!(scheduler.hears(), Message::TaskEnd(TaskEnd { task: TaskId(1), .. })));
+    // The backend applies orders one after another, so the answer to this one comes last.
+    let name = "m".to_owned();
+    scheduler.link.send(&Message::LoadCall(LoadCall { call: 1, unload: false, name }));
+    assert!(matches!(scheduler.hears(), Message::LoadCallEnd(1, _)));
+    assert_eq!(device.given(), 1, "the second one runs");
+    device.set(false);
     backend.abort();
 }
