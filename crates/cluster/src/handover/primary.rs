@@ -1,6 +1,11 @@
 //! The start of a primary's epoch, until nothing of earlier epochs is left: it claims backends,
 //! learns what they still run, and lets that finish. Requests that arrive meanwhile are parked
 //! until the running rows are known. Everything else is up to the host.
+//!
+//! A request also waits while no backend of its sub-cluster can run it. It waits for 20 times
+//! `settle` at most, from the start of the epoch or the latest connection of such a backend. A
+//! backend that runs on connects again to a new primary, and is of use once it has reported.
+//! Without that wait, a request that comes first would be refused.
 
 use super::action::SchedulerAction::{self, Admit, Claim, Completed, Join, Leave};
 use super::ids::{Epoch, ProcessId, RequestId, Stamp};
@@ -8,7 +13,9 @@ use super::timing::Timing;
 use ripieno_base::Time;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A new primary waits for a backend of each sub-cluster this many times as long as for reports.
+/// Requests wait for a backend of their sub-cluster this many times as long as for reports: with
+/// the usual timers two seconds. A backend connects again within a quarter of one, and its running
+/// batches have mostly ended.
 const MAX_SETTLE_INTERVALS: i64 = 20;
 
 /// Rows of a request that a backend still runs from an earlier epoch.
@@ -34,8 +41,9 @@ pub(super) struct Primary {
     backends: BTreeMap<ProcessId, ClaimedBackend>,
     /// Requests that an earlier epoch had started.
     inherited: BTreeMap<RequestId, Inherited>,
-    /// Requests received before the running rows were known, with their number of rows.
-    parked: BTreeMap<RequestId, u32>,
+    /// Requests that wait until the running rows are known, or until a backend can run them.
+    parked: BTreeMap<RequestId, Submitted>,
+    /// True once the running rows are known.
     settled: bool,
 }
 
@@ -43,14 +51,25 @@ pub(super) struct Primary {
 #[derive(Clone, Debug)]
 struct ClaimedBackend {
     number: u64,
+    /// Time of its connection, or of the start of the epoch if that is later.
+    since: Time,
     /// Time at which it is claimed again, unless it reports earlier.
     claim_again_at: Time,
     /// Revision of the last report; 0 before the first.
     revision: u32,
     held: BTreeMap<RequestId, u32>,
-    /// Sub-cluster at the time of the last report.
-    place: usize,
+    /// Sub-cluster at the time of the last report; `None` before the first.
+    place: Option<usize>,
     ready: bool,
+}
+
+/// A request that its frontend has submitted to this primary.
+#[derive(Clone, Copy, Debug)]
+struct Submitted {
+    /// Number of rows.
+    rows: u32,
+    /// Sub-cluster that has its model.
+    place: usize,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -59,8 +78,8 @@ struct Inherited {
     running: BTreeMap<ProcessId, u32>,
     /// Number of rows that have completed.
     completed: u32,
-    /// Number of rows of the request, once its frontend has submitted it to this primary.
-    requested: Option<u32>,
+    /// The request, once its frontend has submitted it to this primary.
+    requested: Option<Submitted>,
 }
 
 impl Primary {
@@ -86,7 +105,7 @@ impl Primary {
     /// Handles the connection of a backend.
     pub(super) fn on_backend(&mut self, now: Time, backend: ProcessId, out: &mut Vec<SchedulerAction>) {
         if !self.backends.contains_key(&backend) {
-            self.claim(now, backend, out);
+            self.claim(now, now, backend, out);
         }
     }
 
@@ -104,7 +123,7 @@ impl Primary {
         if number != backend.number || revision <= backend.revision {
             return;
         }
-        (backend.revision, backend.place) = (revision, place);
+        (backend.revision, backend.place) = (revision, Some(place));
         let mut rows: BTreeMap<RequestId, u32> = BTreeMap::new();
         for held in held.iter().filter(|held| !held.failed) {
             *rows.entry(held.request).or_default() += held.rows;
@@ -112,7 +131,9 @@ impl Primary {
         let before = std::mem::replace(&mut backend.held, rows.clone());
         let failed: BTreeSet<RequestId> = held.iter().filter(|held| held.failed).map(|held| held.request).collect();
         for (&request, &running) in &rows {
-            self.inherited.entry(request).or_default().running.insert(from, running);
+            let inherited = self.inherited.entry(request).or_default();
+            inherited.running.insert(from, running);
+            inherited.requested = self.parked.remove(&request).or(inherited.requested);
         }
         for (request, ran) in before {
             let left = rows.get(&request).copied().unwrap_or(0);
@@ -121,14 +142,24 @@ impl Primary {
         }
         self.join(from, out);
         self.settle(now, out);
+        self.admit_parked(now, out);
     }
 
-    pub(super) fn on_ask(&mut self, request: RequestId, rows: u32, out: &mut Vec<SchedulerAction>) {
-        if !self.settled {
-            self.parked.insert(request, rows);
-        } else if let Some(inherited) = self.inherited.get_mut(&request) {
-            inherited.requested = Some(rows);
+    /// Handles the submission of a request of this number of rows to a sub-cluster.
+    pub(super) fn on_ask(
+        &mut self,
+        now: Time,
+        request: RequestId,
+        (rows, place): (u32, usize),
+        out: &mut Vec<SchedulerAction>,
+    ) {
+        let submitted = Submitted { rows, place };
+        if let Some(inherited) = self.inherited.get_mut(&request) {
+            inherited.requested = Some(submitted);
             self.resolve(request, out);
+            self.admit_parked(now, out);
+        } else if !self.settled || self.awaits_backend(now, place) {
+            self.parked.insert(request, submitted);
         } else {
             out.push(Admit(request));
         }
@@ -149,6 +180,7 @@ impl Primary {
         }
         backend.held.into_keys().for_each(|request| self.on_rows_ended(who, request, (0, 0), out));
         self.settle(now, out);
+        self.admit_parked(now, out);
     }
 
     pub(super) fn on_frontend_lost(&mut self, frontend: ProcessId) {
@@ -159,22 +191,25 @@ impl Primary {
 
     pub(super) fn on_timer(&mut self, now: Time, out: &mut Vec<SchedulerAction>) {
         let silent = self.backends.iter().filter(|(_, it)| it.revision == 0 && it.claim_again_at <= now);
-        let silent: Vec<_> = silent.map(|(&who, _)| who).collect();
-        silent.into_iter().for_each(|who| self.claim(now, who, out));
+        let silent: Vec<_> = silent.map(|(&who, backend)| (who, backend.since)).collect();
+        silent.into_iter().for_each(|(who, since)| self.claim(now, since, who, out));
         self.settle(now, out);
+        self.admit_parked(now, out);
     }
 
-    fn claim(&mut self, now: Time, to: ProcessId, out: &mut Vec<SchedulerAction>) {
+    /// Claims a backend that is connected since this time.
+    fn claim(&mut self, now: Time, since: Time, to: ProcessId, out: &mut Vec<SchedulerAction>) {
         self.number += 1;
         let (number, again) = (self.number, now + self.timing.claim);
         self.backends.insert(
             to,
             ClaimedBackend {
                 number,
+                since,
                 claim_again_at: again,
                 revision: 0,
                 held: BTreeMap::new(),
-                place: 0,
+                place: None,
                 ready: false,
             },
         );
@@ -207,42 +242,60 @@ impl Primary {
     /// Decides whether a request has completed, will complete, or must run again. A request of
     /// which only a part had started runs again.
     fn resolve(&mut self, request: RequestId, out: &mut Vec<SchedulerAction>) {
-        let Some(Inherited { running, completed: over, requested: wanted }) = self.inherited.get(&request) else {
-            return;
-        };
+        let Some(Inherited { running, completed: over, requested }) = self.inherited.get(&request) else { return };
         let covered = over + running.values().sum::<u32>();
-        let action = match *wanted {
-            Some(wanted) if covered < wanted => Some(Admit(request)),
-            Some(_) if running.is_empty() => Some(Completed(request)),
-            None if running.is_empty() => None,
-            _ => return,
-        };
+        let again = requested.filter(|submitted| covered < submitted.rows);
         // Until all reports are known, another backend may report more of its rows.
-        if self.settled {
-            self.inherited.remove(&request);
-            out.extend(action);
+        if !self.settled || again.is_none() && !running.is_empty() {
+            return;
+        }
+        let is_submitted = requested.is_some();
+        self.inherited.remove(&request);
+        match again {
+            Some(submitted) => drop(self.parked.insert(request, submitted)),
+            None => out.extend(is_submitted.then_some(Completed(request))),
         }
     }
 
+    /// Ends the wait for reports once all are there, or when it has taken too long.
     fn settle(&mut self, now: Time, out: &mut Vec<SchedulerAction>) {
-        if self.settled {
-            return;
-        }
-        let late = |settles: i64| now >= self.since + self.timing.settle * settles;
-        let known = late(1) || now >= self.discovery && self.all_reported();
-        // Admission waits for a backend of each sub-cluster, without which its requests would fail.
-        let reported = self.backends.values().filter(|it| it.revision > 0);
-        let places: BTreeSet<usize> = reported.clone().map(|it| it.place).collect();
-        let can_run: BTreeSet<usize> = reported.filter(|it| it.ready).map(|it| it.place).collect();
-        let waits = if self.backends.is_empty() { !late(1) } else { can_run.is_empty() || can_run != places };
-        if !known || waits && !late(MAX_SETTLE_INTERVALS) {
+        let all_known = now >= self.discovery && !self.backends.is_empty() && self.all_reported();
+        if self.settled || !all_known && now < self.since + self.timing.settle {
             return;
         }
         self.settled = true;
         let inherited: Vec<RequestId> = self.inherited.keys().copied().collect();
-        let parked = std::mem::take(&mut self.parked);
-        parked.into_iter().for_each(|(request, rows)| self.on_ask(request, rows, out));
         inherited.into_iter().for_each(|request| self.resolve(request, out));
+    }
+
+    /// Admits the parked requests that a backend can run, or that have waited for one for too long.
+    fn admit_parked(&mut self, now: Time, out: &mut Vec<SchedulerAction>) {
+        if !self.settled || self.parked.is_empty() {
+            return;
+        }
+        let (mut parked, mut awaited) = (std::mem::take(&mut self.parked), BTreeMap::new());
+        parked.retain(|&request, submitted| {
+            let place = submitted.place;
+            let waits = *awaited.entry(place).or_insert_with(|| self.awaits_backend(now, place));
+            if !waits {
+                out.push(Admit(request));
+            }
+            waits
+        });
+        self.parked = parked;
+    }
+
+    /// Returns true if no backend of a sub-cluster can run requests, and one may soon. A backend
+    /// that has not reported may belong to any.
+    fn awaits_backend(&self, now: Time, place: usize) -> bool {
+        let mut since = self.since;
+        for backend in self.backends.values().filter(|backend| backend.place.is_none_or(|own| own == place)) {
+            if backend.ready {
+                return false;
+            }
+            since = since.max(backend.since);
+        }
+        now < since + self.timing.settle * MAX_SETTLE_INTERVALS
     }
 }
 

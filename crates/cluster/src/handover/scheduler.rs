@@ -168,10 +168,16 @@ impl SchedulerMachine {
         }
     }
 
-    /// Handles a frontend's submission of a request with this number of rows.
-    pub fn on_ask(&mut self, request: RequestId, rows: u32, out: &mut Vec<SchedulerAction>) {
+    /// Handles a frontend's submission of a request with this number of rows to a sub-cluster.
+    pub fn on_ask(
+        &mut self,
+        now: Time,
+        request: RequestId,
+        (rows, place): (u32, usize),
+        out: &mut Vec<SchedulerAction>,
+    ) {
         if let Some(primary) = &mut self.primary {
-            primary.on_ask(request, rows, out);
+            primary.on_ask(now, request, (rows, place), out);
         }
     }
 

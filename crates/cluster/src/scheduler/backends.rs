@@ -223,6 +223,9 @@ impl BackendConnection {
         let BackendConnection { process, link, .. } = self;
         let mut peers = shared.peers.lock();
         let gone = peers.backends.remove(&process);
+        if let Some(device) = gone.as_ref().and_then(BackendPeer::device) {
+            device.part.devices.fetch_sub(1, Ordering::Release);
+        }
         // What it alone lacked is served now.
         let changes = shared.reconcile(&mut peers);
         drop(peers);
@@ -389,6 +392,7 @@ impl SchedulerShared {
         let leaves = matches!(backend.stage, DeviceStage::Opening(true));
         let stage = if leaves { DeviceStage::Leaving } else { DeviceStage::Joined };
         backend.stage = stage(device.clone());
+        device.part.devices.fetch_add(1, Ordering::Release);
         leaves.then_some(false)
     }
 }

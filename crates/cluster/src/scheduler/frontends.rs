@@ -17,6 +17,7 @@ use std::collections::hash_map::{Entry, VacantEntry};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// The largest number of requests of a frontend that are parked until the running tasks are known.
@@ -76,13 +77,13 @@ pub(super) struct FrontendConnection {
 impl FrontendConnection {
     /// Handles a message that never waits; returns any other one.
     pub(super) fn try_handle(&mut self, shared: &SchedulerShared, message: Message) -> io::Result<Option<Message>> {
-        let submits = |model| shared.leadership.is_open() && self.batch.knows(model);
+        let submits = |model| shared.leadership.is_open() && self.batch.has_device(model);
         match message {
             Message::Submit(header) if submits(header.model) => {
-                self.batch.submit(shared, &self.frontend, Submission { header, graph: None })?;
+                self.batch.submit(&self.frontend, Submission { header, graph: None })?;
             }
             Message::SubmitGraph(header, graph) if submits(header.model) => {
-                self.batch.submit(shared, &self.frontend, Submission { header, graph: Some(graph) })?;
+                self.batch.submit(&self.frontend, Submission { header, graph: Some(graph) })?;
             }
             Message::CancelRequest(request) if !self.frontend.has_parked(request) => {
                 shared.cancel_request(&self.frontend, request);
@@ -183,15 +184,17 @@ impl SchedulerShared {
     }
 
     fn on_submission(&self, frontend: &Arc<FrontendPeer>, ask: Submission, left: &mut SubmitBatch) -> io::Result<()> {
-        match self.leadership.is_open() {
-            true => left.submit(self, frontend, ask),
+        left.refresh(self, ask.header.model);
+        match self.leadership.is_open() && left.has_device(ask.header.model) {
+            true => left.submit(frontend, ask),
             false => self.park(frontend, ask),
         }
     }
 
-    /// Parks a request that arrives while an epoch begins, until the running tasks are known.
+    /// Parks a request that arrives while an epoch begins, until the running tasks are known and
+    /// its sub-cluster has a device or is given up.
     fn park(&self, frontend: &FrontendPeer, ask: Submission) -> io::Result<()> {
-        let RequestHeader { request, rows, .. } = ask.header;
+        let RequestHeader { request, rows, model, .. } = ask.header;
         let mut places = frontend.requests.lock();
         let asked = places.parked;
         let place = vacant(&mut places, request)?;
@@ -204,8 +207,8 @@ impl SchedulerShared {
         places.parked += 1;
         drop(places);
         let id = RequestId { frontend: ProcessId(u64::from(frontend.id)), number: request };
-        let is_primary = self.update(|machine, _, out| {
-            machine.on_ask(id, rows, out);
+        let is_primary = self.update(|machine, now, out| {
+            machine.on_ask(now, id, (rows, split(model).0), out);
             machine.primary_epoch().is_some()
         });
         if !is_primary {
@@ -253,17 +256,22 @@ struct SubmitBatch {
 }
 
 impl SubmitBatch {
-    /// Returns true if the sub-cluster of a model is known without a look at the peers.
-    fn knows(&self, model: ModelId) -> bool {
-        self.sub_clusters.get(split(model).0).is_some()
+    /// Returns true if the sub-cluster of a model is known without a look at the peers, and has a
+    /// device.
+    fn has_device(&self, model: ModelId) -> bool {
+        self.sub_clusters.get(split(model).0).is_some_and(|part| part.devices.load(Ordering::Acquire) > 0)
+    }
+
+    /// Looks for the sub-cluster of a model if it is not known.
+    fn refresh(&mut self, shared: &SchedulerShared, model: ModelId) {
+        if self.sub_clusters.get(split(model).0).is_none() {
+            self.sub_clusters = shared.peers.lock().sub_clusters.clone();
+        }
     }
 
     /// Submits a request to its engine directly, as happens most of the time.
-    fn submit(&mut self, shared: &SchedulerShared, frontend: &Arc<FrontendPeer>, ask: Submission) -> io::Result<()> {
+    fn submit(&mut self, frontend: &Arc<FrontendPeer>, ask: Submission) -> io::Result<()> {
         let (at, _) = split(ask.header.model);
-        if self.sub_clusters.get(at).is_none() {
-            self.sub_clusters = shared.peers.lock().sub_clusters.clone();
-        }
         let mut places = frontend.requests.lock();
         let request = ask.header.request;
         let place = vacant(&mut places, request)?;

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use ripieno_base::ModelId;
 use ripieno_runtime::{Engine, NetworkDelay};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 /// Number of ids of each sub-cluster.
 const IDS: u16 = 256;
@@ -19,6 +20,8 @@ pub(super) struct SubClusterEngine {
     /// Position in the plan.
     pub(super) place: usize,
     pub(super) engine: Engine,
+    /// Number of connected backends that the engine has had as devices.
+    pub(super) devices: AtomicUsize,
     /// The largest number of tasks on each lane of a device.
     pub(super) depth: usize,
     /// The quantile of measured delays that the policy plans with, in thousandths; `None`: it plans
@@ -118,8 +121,8 @@ impl SchedulerShared {
         let mut all: Vec<Arc<SubClusterEngine>> = known.iter().cloned().collect();
         for place in all.len()..number {
             let StartedEngine { engine, depth, delay_permille } = (self.start)()?;
-            let (delay, models) = (Mutex::default(), Mutex::default());
-            all.push(Arc::new(SubClusterEngine { place, engine, depth, delay_permille, delay, models }));
+            let (devices, delay, models) = (AtomicUsize::new(0), Mutex::default(), Mutex::default());
+            all.push(Arc::new(SubClusterEngine { place, engine, devices, depth, delay_permille, delay, models }));
         }
         Ok(SubClusters(Arc::new(all)))
     }

@@ -9,6 +9,7 @@ mod hanging;
 mod late_inputs;
 mod leaving;
 mod plans;
+mod reconnecting;
 mod releases;
 mod spares;
 mod walks;

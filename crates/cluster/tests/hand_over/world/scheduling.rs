@@ -2,11 +2,11 @@
 
 use super::{Event, GONE, HELLO, Machine, Peers, World};
 use crate::host::{Host, Said};
-use crate::message::{Answer, Body, Message, Outcome};
+use crate::message::{Answer, Body, Message, Outcome, Wanted};
 use crate::network::Place;
 use ripieno_base::Time;
 use ripieno_cluster::handover::store::EpochEntry;
-use ripieno_cluster::handover::{ProcessId, Role, SchedulerAction, SchedulerMachine, Stamp};
+use ripieno_cluster::handover::{ProcessId, RequestId, Role, SchedulerAction, SchedulerMachine, Stamp};
 
 impl World {
     pub(super) fn tell_scheduler(&mut self, place: Place, now: Time, event: Event) {
@@ -51,7 +51,11 @@ impl World {
                     }
                     Body::Ask(wanted) if scheduler.primary_epoch().is_some() => {
                         let new = wanted.into_iter().filter(|&wanted| host.ask(now, wanted));
-                        new.for_each(|wanted| scheduler.on_ask(wanted.request, 1, &mut out));
+                        // Its host runs any request on any backend.
+                        let place = |request: RequestId| usize::from(request.number & 1 != 0);
+                        new.for_each(|Wanted { request, .. }| {
+                            scheduler.on_ask(now, request, (1, place(request)), &mut out);
+                        });
                     }
                     Body::Ended { batch } => host.ended(now, from, batch),
                     _ => {}
