@@ -11,6 +11,7 @@ mod devices;
 mod diversity;
 mod flight;
 mod gathering;
+mod holding;
 mod idle;
 mod isolated;
 mod policies;
