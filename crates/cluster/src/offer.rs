@@ -53,6 +53,15 @@ pub(crate) struct BackendOffer {
     pub(crate) available: BTreeMap<String, u64>,
 }
 
+/// The models that a scheduler tells frontends of.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct ServedModels {
+    /// The models that are served, by its ids.
+    pub(crate) models: Vec<(ModelId, ModelDescription)>,
+    /// Names of planned models that backends are loading.
+    pub(crate) loading: Vec<String>,
+}
+
 #[derive(Clone, PartialEq, Message)]
 struct ModelList {
     #[prost(message, repeated, tag = "1")]
@@ -65,6 +74,8 @@ struct ModelList {
     fault: String,
     #[prost(btree_map = "string, uint64", tag = "5")]
     available: BTreeMap<String, u64>,
+    #[prost(string, repeated, tag = "6")]
+    loading: Vec<String>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -184,7 +195,7 @@ impl BackendOffer {
         let models = self.models.iter().map(message).collect();
         let place = self.place.and_then(|place| u32::try_from(place).ok());
         let (fault, available) = (self.fault.clone(), self.available.clone());
-        ModelList { models, follows: self.follows, place, fault, available }.encode_to_vec()
+        ModelList { models, follows: self.follows, place, fault, available, loading: Vec::new() }.encode_to_vec()
     }
 }
 
@@ -194,7 +205,7 @@ pub(crate) fn decode_offer(bytes: &[u8]) -> Result<BackendOffer, String> {
         let (number, superseded) = (message.number, message.superseded);
         Ok(OfferedModel { number, superseded, description: message.description()? })
     };
-    let ModelList { models, follows, place, fault, available } = decode(bytes)?;
+    let ModelList { models, follows, place, fault, available, .. } = decode(bytes)?;
     if available.len() > MAX_COUNT {
         return Err(format!("a repository of {} models; {MAX_COUNT} are taken", available.len()));
     }
@@ -216,19 +227,25 @@ pub(crate) fn decode_names(bytes: &[u8]) -> Result<Vec<String>, String> {
     }
 }
 
-/// Encodes the models that a scheduler serves, by its ids.
-pub(crate) fn encode_served(models: &[(ModelId, ModelDescription)]) -> Vec<u8> {
-    let message = |(id, model): &(ModelId, ModelDescription)| ModelMessage::of(u32::from(id.0), model);
-    ModelList { models: models.iter().map(message).collect(), ..ModelList::default() }.encode_to_vec()
-}
+impl ServedModels {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let message = |(id, model): &(ModelId, ModelDescription)| ModelMessage::of(u32::from(id.0), model);
+        let models = self.models.iter().map(message).collect();
+        ModelList { models, loading: self.loading.clone(), ..ModelList::default() }.encode_to_vec()
+    }
 
-/// Decodes the models of a scheduler.
-pub(crate) fn decode_served(bytes: &[u8]) -> Result<Vec<(ModelId, ModelDescription)>, String> {
-    let served = |message: ModelMessage| {
-        let id = u16::try_from(message.number).map_err(|_| format!("a model of id {}", message.number))?;
-        Ok((ModelId(id), message.description()?))
-    };
-    decode(bytes)?.models.into_iter().map(served).collect()
+    /// Decodes the models of a scheduler; the error describes the fault.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<ServedModels, String> {
+        let served = |message: ModelMessage| {
+            let id = u16::try_from(message.number).map_err(|_| format!("a model of id {}", message.number))?;
+            Ok((ModelId(id), message.description()?))
+        };
+        let ModelList { models, loading, .. } = decode(bytes)?;
+        if loading.len() > MAX_COUNT {
+            return Err(format!("{} models are being loaded; {MAX_COUNT} are taken", loading.len()));
+        }
+        Ok(ServedModels { models: models.into_iter().map(served).collect::<Result<_, String>>()?, loading })
+    }
 }
 
 fn decode(bytes: &[u8]) -> Result<ModelList, String> {
@@ -406,8 +423,8 @@ mod tests {
         assert_eq!(decode_offer(&follows.encode()).unwrap(), follows);
         let names = ["a".to_owned(), "b".to_owned()];
         assert_eq!(decode_names(&encode_names(&names)).unwrap(), names);
-        let served = [(ModelId(3), padded)];
-        assert_eq!(decode_served(&encode_served(&served)).unwrap(), served);
+        let served = ServedModels { models: vec![(ModelId(3), padded)], loading: names.to_vec() };
+        assert_eq!(ServedModels::decode(&served.encode()).unwrap(), served);
     }
 
     #[test]

@@ -93,6 +93,8 @@ impl ServedEntry {
 pub enum ModelState {
     /// The version is being read, checked or profiled.
     Loading,
+    /// Backends of a cluster are loading the model. Its version is empty, since it is not known.
+    Awaited,
     /// The version answers requests.
     Ready(Arc<ServedEntry>),
     /// The version failed to load, or was unloaded; the reason says which.
@@ -103,7 +105,7 @@ impl ModelState {
     /// Returns the protocol's name of this state.
     pub fn name(&self) -> &'static str {
         match self {
-            ModelState::Loading => "LOADING",
+            ModelState::Loading | ModelState::Awaited => "LOADING",
             ModelState::Ready(_) => "READY",
             ModelState::Unavailable => "UNAVAILABLE",
         }
@@ -276,6 +278,19 @@ impl ModelRegistry {
         self.models.write().entry(name.to_owned()).or_default().insert(key(version), version_state);
     }
 
+    /// Sets the models that backends of a cluster are loading, in place of earlier ones.
+    pub fn set_awaited(&self, names: &[String]) {
+        let mut models = self.models.write();
+        models.retain(|_, versions| {
+            versions.retain(|_, version| !matches!(version.state, ModelState::Awaited));
+            !versions.is_empty()
+        });
+        for name in names {
+            let awaited = Version { state: ModelState::Awaited, reason: String::new() };
+            models.entry(name.clone()).or_default().insert(key(""), awaited);
+        }
+    }
+
     /// Removes a version, and the model with its last version.
     pub fn remove(&self, name: &str, version: &str) {
         let mut models = self.models.write();
@@ -293,7 +308,9 @@ impl ModelRegistry {
         let versions = models
             .get(name)
             .ok_or_else(|| LookupError::UnknownModel { name: name.to_owned(), served: served(&models) })?;
-        let found = if version.is_empty() { newest(versions) } else { versions.get(&key(version)) };
+        let newest = newest(versions);
+        let awaited = newest.filter(|newest| matches!(newest.state, ModelState::Awaited));
+        let found = if version.is_empty() { newest } else { versions.get(&key(version)).or(awaited) };
         let Some(found) = found else {
             let known: Vec<&str> = versions.keys().map(|(_, version)| version.as_str()).collect();
             return Err(LookupError::UnknownVersion {
@@ -304,7 +321,7 @@ impl ModelRegistry {
         };
         match &found.state {
             ModelState::Ready(entry) => Ok(entry.clone()),
-            ModelState::Loading => Err(LookupError::Loading(name.to_owned())),
+            ModelState::Loading | ModelState::Awaited => Err(LookupError::Loading(name.to_owned())),
             ModelState::Unavailable => {
                 Err(LookupError::Unavailable { name: name.to_owned(), reason: found.reason.clone() })
             }
@@ -333,7 +350,7 @@ impl ModelRegistry {
         models.values().flat_map(BTreeMap::values).any(|version| matches!(version.state, ModelState::Ready(_)))
     }
 
-    /// Returns true if a model without a ready version is loading.
+    /// Returns true if a model without a ready version is loading in this process.
     pub fn is_loading(&self) -> bool {
         let models = self.models.read();
         models.values().any(|versions| newest(versions).is_some_and(|v| matches!(v.state, ModelState::Loading)))
@@ -344,7 +361,7 @@ impl ModelRegistry {
     pub fn failed(&self) -> Vec<FailedModel> {
         let models = self.models.read();
         let counts = |version: &Version| match version.state {
-            ModelState::Ready(_) | ModelState::Loading => true,
+            ModelState::Ready(_) | ModelState::Loading | ModelState::Awaited => true,
             ModelState::Unavailable => version.reason == UNLOADED,
         };
         let failed = models.iter().filter(|(_, versions)| !versions.values().any(counts));
@@ -399,7 +416,7 @@ fn served(models: &BTreeMap<String, BTreeMap<VersionKey, Version>>) -> String {
 fn newest(versions: &BTreeMap<VersionKey, Version>) -> Option<&Version> {
     let rank = |version: &Version| match version.state {
         ModelState::Ready(_) => 2,
-        ModelState::Loading => 1,
+        ModelState::Loading | ModelState::Awaited => 1,
         ModelState::Unavailable => 0,
     };
     versions.values().max_by_key(|version| rank(version))
@@ -469,6 +486,22 @@ mod tests {
         assert_eq!((registry.forget_failures("gone", &[]), failed()), (vec![], vec!["m".to_owned()]));
         assert_eq!(registry.forget_failures("m", &["2".to_owned()]), Vec::<String>::new(), "its files are there");
         assert_eq!(registry.index().iter().filter(|row| row.name == "gone").count(), 1);
+    }
+
+    #[test]
+    fn an_awaited_model_is_loading_whatever_its_version_and_the_server_does_not_wait_for_it() {
+        let registry = ModelRegistry::new();
+        registry.set("served", "1", entry("1"), "");
+        registry.set_awaited(&["m".to_owned(), "other".to_owned(), "served".to_owned()]);
+        let loading = |version: &str| registry.get("m", version).err() == Some(LookupError::Loading("m".into()));
+        assert!(loading("") && loading("3") && !registry.is_loading() && registry.failed().is_empty());
+        assert!(registry.get("served", "").is_ok() && registry.get("served", "1").is_ok());
+        assert!(matches!(registry.get("served", "3"), Err(LookupError::UnknownVersion { .. })));
+        registry.set("m", "3", entry("3"), "");
+        registry.set_awaited(&["other".to_owned()]);
+        let rows: Vec<_> = registry.index().into_iter().map(|row| (row.name, row.version, row.state)).collect();
+        let row = |name: &str, version: &str, state: &str| (name.to_owned(), version.to_owned(), state.to_owned());
+        assert_eq!(rows, [row("m", "3", "READY"), row("other", "", "LOADING"), row("served", "1", "READY")]);
     }
 
     #[test]

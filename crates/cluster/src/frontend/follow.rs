@@ -4,13 +4,11 @@
 use super::FrontendShared;
 use super::pending::CompletedRequest;
 use super::table::HeartbeatOutcome;
-use crate::description::ModelDescription;
 use crate::handover::{Epoch, ProcessId};
-use crate::offer::decode_served;
+use crate::offer::ServedModels;
 use crate::plane::{
     DecodeError, Handshake, HandshakeError, LinkBounds, Message, MessageReader, PeerLink, Role, connect_handshake,
 };
-use ripieno_base::ModelId;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,7 +21,7 @@ const RECONNECT_MAX: Duration = Duration::from_millis(250);
 /// The messages that a scheduler has sent on this connection.
 #[derive(Default)]
 struct SchedulerView {
-    models: Option<Vec<(ModelId, ModelDescription)>>,
+    models: Option<ServedModels>,
     /// Whether clients do not know of them.
     models_are_new: bool,
     devices: u32,
@@ -112,7 +110,7 @@ impl FrontendShared {
             }
             Message::LoadCallEnd(call, failure) => self.calls.end(call, failure),
             Message::Models(text) => {
-                said.models = Some(decode_served(&text).map_err(DecodeError)?);
+                said.models = Some(ServedModels::decode(&text).map_err(DecodeError)?);
                 said.models_are_new = true;
                 if said.primary.is_some() {
                     self.follow_if_primary(link, said)?;
@@ -135,7 +133,7 @@ impl FrontendShared {
     /// its models are known. A scheduler learns of models as backends connect to it: another one is
     /// followed once it lists all served ones, at the latest when requests would wait no longer.
     fn follow_if_primary(&self, link: &Arc<PeerLink>, said: &mut SchedulerView) -> io::Result<()> {
-        let (Some(((epoch, process), since)), Some(models)) = (said.primary, &said.models) else { return Ok(()) };
+        let (Some(((epoch, process), since)), Some(listed)) = (said.primary, &said.models) else { return Ok(()) };
         if self.epoch() > epoch.0 {
             link.send(&Message::Fenced(Epoch(self.epoch())));
             return Ok(());
@@ -144,12 +142,12 @@ impl FrontendShared {
         let table = self.table.lock();
         let (is_new, timeout) = (!table.is_primary(link), table.scheduler_timeout);
         drop(table);
-        if is_new && since.elapsed() < timeout && !self.models.read().are_in(models) {
+        if is_new && since.elapsed() < timeout && !self.models.read().are_in(&listed.models) {
             return Ok(());
         }
         if said.models_are_new || is_new {
-            let known = self.models.write().replace(models.clone(), !is_new).map_err(DecodeError)?;
-            (self.on_models)(&known);
+            let known = self.models.write().replace(listed.models.clone(), !is_new).map_err(DecodeError)?;
+            (self.on_models)(&known, &listed.loading);
             said.models_are_new = false;
         }
         let followed = self.table.lock().on_heartbeat(link, (epoch, process), Instant::now());
@@ -183,10 +181,10 @@ impl FrontendShared {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::description::described;
+    use crate::description::{ModelDescription, described};
     use crate::frontend::{Frontend, FrontendConfig};
-    use crate::offer::encode_served;
     use crate::plane::{Tcp, Transport, accept_handshake};
+    use ripieno_base::ModelId;
     use std::net::Ipv4Addr;
     use std::sync::mpsc::{Receiver, channel};
 
@@ -199,7 +197,7 @@ mod tests {
         let config = FrontendConfig { schedulers, data: anywhere, advertised: None, max_live: 8, scheduler_timeout };
         let (sender, told) = channel();
         let frontend =
-            Frontend::start(Arc::new(Tcp), config, Box::new(move |models| sender.send(models.len()).unwrap()));
+            Frontend::start(Arc::new(Tcp), config, Box::new(move |models, _| sender.send(models.len()).unwrap()));
         let links = listeners.each_ref().map(|listener| {
             let stream = listener.accept().unwrap().unwrap();
             accept_handshake(&*stream, Handshake::new(Role::Scheduler, 0), &[Role::Frontend]).unwrap();
@@ -209,7 +207,8 @@ mod tests {
     }
 
     fn lists(link: &PeerLink, models: &[(ModelId, ModelDescription)]) {
-        link.send(&Message::Models(encode_served(models).into()));
+        let served = ServedModels { models: models.to_vec(), ..ServedModels::default() };
+        link.send(&Message::Models(served.encode().into()));
     }
 
     fn leads(link: &PeerLink, epoch: u64) {

@@ -36,8 +36,9 @@ use table::RequestTable;
 /// Interval at which requests are expired.
 const EXPIRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Callback for the served models, by the ids that jobs name.
-pub type OnModels = Box<dyn Fn(&[(ModelId, ModelDescription)]) + Send + Sync>;
+/// Callback for the served models, by the ids that jobs name, and for the names of those that
+/// backends are loading.
+pub type OnModels = Box<dyn Fn(&[(ModelId, ModelDescription)], &[String]) + Send + Sync>;
 
 /// Configuration of a frontend.
 pub struct FrontendConfig {

@@ -28,7 +28,7 @@ mod sub_clusters;
 
 use crate::handover::store::EpochStore;
 use crate::handover::{ProcessId, Timing};
-use crate::offer::{OfferList, OfferedModel, encode_served};
+use crate::offer::{OfferList, OfferedModel, ServedModels};
 use crate::placement::PlacementPlan;
 use crate::plane::{CELLS, DecodeError, HandlerQueue, Listener, Message, PeerAddress, PeerLink, Pollers, Transport};
 use crate::random_id;
@@ -151,8 +151,10 @@ struct ConnectedPeers {
     effective: Option<PlacementPlan>,
     sub_clusters: SubClusters,
     /// True once frontends may learn of models: each sub-cluster serves some, or its backends have
-    /// had time to connect and load.
+    /// had time to connect.
     lists_models: bool,
+    /// Planned models that backends are loading, as frontends know them.
+    loading: Vec<String>,
     frontends: BTreeMap<u32, Arc<FrontendPeer>>,
     backends: BTreeMap<ProcessId, BackendPeer>,
     /// Schedulers that receive heartbeats from this one.
@@ -368,7 +370,8 @@ impl ConnectedPeers {
         // A model that moves is asked for where it was until a device has it where it goes.
         listed.retain(|(number, model)| served(split(*number).0, &model.name) || !anywhere(&model.name));
         listed.retain(|(_, model)| model.walks.is_none() || frontend.revision >= CELLS);
-        frontend.link.send(&Message::Models(encode_served(&listed).into()));
+        let served = ServedModels { models: listed, loading: self.loading.clone() };
+        frontend.link.send(&Message::Models(served.encode().into()));
     }
 }
 

@@ -154,15 +154,6 @@ impl SchedulerShared {
         let mut peers = self.peers.lock();
         let present = peers.present();
         let Some(plan) = peers.plan.clone().filter(|_| present.iter().any(|&backends| backends > 0)) else { return };
-        if !peers.lists_models {
-            let loading = peers.silent_places().into_iter().find(|&place| peers.is_loading_at(place));
-            if let Some(place) = loading {
-                tracing::info!("no model is served until sub-cluster {place} has loaded its own");
-            } else {
-                peers.lists_models = true;
-                peers.frontends.values().for_each(|frontend| peers.send_models(frontend));
-            }
-        }
         let merged = plan.merged(&plan.shares(present.iter().sum(), &present));
         if peers.effective.as_ref() != Some(&merged) {
             for name in plan.sub_clusters.iter().flat_map(|part| &part.models) {
@@ -182,6 +173,12 @@ impl SchedulerShared {
         }
         peers.effective = Some(merged);
         let changes = self.reconcile(&mut peers);
+        if !std::mem::replace(&mut peers.lists_models, true) {
+            for name in &peers.loading {
+                tracing::info!("model {name} is being loaded; until then requests for it are answered with 503");
+            }
+            peers.frontends.values().for_each(|frontend| peers.send_models(frontend));
+        }
         drop(peers);
         self.carry_out(changes);
     }
@@ -292,10 +289,19 @@ impl ConnectedPeers {
         planned.filter(|&place| !serves(place)).collect()
     }
 
-    /// Returns true if a backend of this sub-cluster has models to load, and none has failed.
-    fn is_loading_at(&self, place: usize) -> bool {
-        let loads = |backend: &BackendPeer| backend.follows && !backend.stops && backend.fault.is_empty();
-        self.backends.values().any(|backend| backend.place == place && loads(backend))
+    /// Returns the planned models that are served nowhere, and that a backend on which no load has
+    /// failed is to load.
+    pub(super) fn models_to_load(&self) -> Vec<String> {
+        let mut names = BTreeSet::new();
+        let loads = |backend: &&BackendPeer| backend.follows && !backend.stops && backend.fault.is_empty();
+        for backend in self.backends.values().filter(loads) {
+            names.extend(self.planned(backend.place).into_iter().filter(|name| !backend.offers_model(name)));
+        }
+        for part in self.sub_clusters.iter() {
+            let models = part.models.lock();
+            names.retain(|name| !models.serves_name(name));
+        }
+        names.into_iter().collect()
     }
 
     /// Returns true if a model is served in this sub-cluster, by a device if there is any.

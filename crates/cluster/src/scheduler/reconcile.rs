@@ -42,8 +42,13 @@ impl SchedulerShared {
             left.extend(gone.into_iter().map(|id| (Arc::clone(part), id)));
         }
         peers.lists_models |= peers.silent_places().is_empty() && !peers.lacks_plan();
-        if changed || !left.is_empty() {
+        let loading = peers.models_to_load();
+        let loads_others = std::mem::replace(&mut peers.loading, loading) != peers.loading;
+        changed |= !left.is_empty();
+        if changed {
             (self.on_serving)(Some(peers.sub_clusters.served()));
+        }
+        if changed || loads_others {
             peers.frontends.values().for_each(|frontend| peers.send_models(frontend));
         }
         for (part, id) in left {

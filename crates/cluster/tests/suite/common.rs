@@ -379,7 +379,7 @@ pub(crate) fn client_over(
     let (known, (sender, answers)) = (Known::default(), channel());
     let config = FrontendConfig { schedulers, data: anywhere(), advertised: None, max_live: 4096, scheduler_timeout };
     let tells = Arc::clone(&known);
-    let on_models = Box::new(move |models: &[_]| *tells.lock().unwrap() = models.to_vec());
+    let on_models = Box::new(move |models: &[_], _: &[String]| *tells.lock().unwrap() = models.to_vec());
     let frontend = Frontend::start(transport, config, on_models).unwrap();
     Client { frontend, known, sender, answers }
 }

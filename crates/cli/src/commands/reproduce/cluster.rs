@@ -208,7 +208,7 @@ pub(super) fn frontend(scheduler: &str) -> anyhow::Result<ServingFrontend> {
     let config = FrontendConfig { schedulers, data, advertised: None, max_live: MAX_LIVE, scheduler_timeout };
     let known = Arc::<Mutex<Vec<(ModelId, ModelDescription)>>>::default();
     let told = Arc::clone(&known);
-    let on_models = Box::new(move |models: &[_]| *lock(&told) = models.to_vec());
+    let on_models = Box::new(move |models: &[_], _: &[String]| *lock(&told) = models.to_vec());
     Ok((Frontend::start(Arc::new(Tcp), config, on_models).context("cannot start a frontend")?, known))
 }
 

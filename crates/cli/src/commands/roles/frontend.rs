@@ -111,7 +111,10 @@ pub(crate) fn run(args: &FrontendArgs) -> anyhow::Result<()> {
 async fn serve(args: &FrontendArgs, threads: &ServerThreads) -> anyhow::Result<()> {
     let registry = Arc::new(ModelRegistry::default());
     let models = Arc::clone(&registry);
-    let on_models = Box::new(move |served: &[(ModelId, ModelDescription)]| register(&models, served));
+    let on_models = Box::new(move |served: &[(ModelId, ModelDescription)], loading: &[String]| {
+        register(&models, served);
+        models.set_awaited(loading);
+    });
     let config = FrontendConfig {
         schedulers: args.scheduler.clone(),
         data: args.data,
