@@ -2,8 +2,8 @@
 // element-wise instructions, matrix products (cuBLAS), and reductions of rows. Rows of state are read
 // and written in place by index, so that members may join and leave between any two steps.
 //
-// compute_80, no headers: NVRTC compiles it to cells.ptx (scripts/ptx). tests/kernels.rs compiles
-// it with a C++ compiler and HOST, one thread a block, and compares it with src/host.rs.
+// compute_80, no headers: NVRTC compiles it to cells.ptx (scripts/ptx). src/kernel_tests.rs
+// compiles it with a C++ compiler and HOST, one thread a block, and compares it with src/host.rs.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
