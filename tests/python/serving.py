@@ -29,8 +29,10 @@ STOP_S = 60
 class Server:
     """Use it as a context manager; `http`, `grpc` and `metrics` are addresses such as 127.0.0.1:41234.
 
-    Its engine is the built-in one unless another is named, whatever is installed.
+    Its engine is the built-in one unless another is named, whatever is installed. It has `ready_s` to start and `stop_s` to end.
     """
+
+    ready_s, stop_s = READY_S, STOP_S
 
     def __init__(self, repository, *flags, binary=BINARY):
         engine = () if "--engine" in flags else ("--engine", "cpu")
@@ -69,7 +71,7 @@ class Server:
         if self.process.poll() is None:
             self.terminate()
         try:
-            code = self.process.wait(STOP_S)
+            code = self.process.wait(self.stop_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
             code = self.process.wait()
@@ -103,7 +105,7 @@ class Server:
 
         threading.Thread(target=read, daemon=True).start()
         try:
-            line = lines.get(timeout=READY_S)
+            line = lines.get(timeout=self.ready_s)
         except queue.Empty:
             line = b""
         assert line, f"no server from {' '.join(self.command)}; its log ends:\n{self.log_tail()}"
