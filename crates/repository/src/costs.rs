@@ -26,6 +26,8 @@ pub(super) struct ModelCosts {
     pub(super) example: Option<TrialRequest>,
     /// Whether the engine can be expected to run an example.
     pub(super) runs: bool,
+    /// Whether the measurement has run the model as it is loaded now.
+    pub(super) is_warm: bool,
     /// Warning for the user.
     pub(super) warning: Option<String>,
 }
@@ -60,15 +62,17 @@ impl Loader {
                 let origin = if given.is_some() { "given" } else { "assumed" };
                 let assumed = || assumed(plan.source.blocks.len(), plan.source.max_batch);
                 let profiles = Some(stepped(given.unwrap_or_else(assumed), &**loaded));
-                return Ok(ModelCosts { profiles, origin, example: None, runs: false, warning });
+                return Ok(ModelCosts { profiles, origin, example: None, runs: false, is_warm: false, warning });
             }
         };
         let (profiles, origin) = match given {
             Some(given) => (Some(stepped(given, &**loaded)), "given"),
             None => self.profiles(target, plan, loaded, example.as_ref(), profiling)?,
         };
+        let measured = Arc::clone(loaded);
         let profiles = profiles.map(|profiles| choose_sizes(target, plan, loaded, profiles)).transpose()?;
-        Ok(ModelCosts { profiles, origin, example, runs: true, warning: None })
+        let is_warm = origin == "measured" && Arc::ptr_eq(&measured, loaded);
+        Ok(ModelCosts { profiles, origin, example, runs: true, is_warm, warning: None })
     }
 
     fn profiles(
@@ -200,8 +204,7 @@ impl ModelCosts {
         loaded: &Arc<dyn LoadedModel>,
         profiling: Profiling,
     ) -> Result<(), String> {
-        let is_warm = self.origin == "measured" || !self.runs;
-        if profiling == Profiling::Never || is_warm || target.emulates() {
+        if profiling == Profiling::Never || self.is_warm || !self.runs || target.emulates() {
             return Ok(());
         }
         let example = self.example.as_ref().map(|example| &example.inputs);

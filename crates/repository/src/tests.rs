@@ -27,7 +27,7 @@ use crate::registry::{ModelRegistry, Repository};
 use parking_lot::Mutex;
 use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::{CpuEngine, CpuOptions, EmulatedEngine, EmulatedOptions};
-use ripieno_executor::{Device, Executor, LoadError, LoadedModel, ModelSource, Sink};
+use ripieno_executor::{Device, Executor, LoadError, LoadedModel, ModelSource, Sink, TaskResult};
 use ripieno_model::zoo::ZooDevice;
 use ripieno_runtime::ServedModel;
 use std::path::{Path, PathBuf};

@@ -74,6 +74,8 @@ fn a_wrong_size_names_its_key() {
 struct Padding {
     own: CpuEngine,
     rows: Arc<Mutex<Vec<i64>>>,
+    /// Duration of a batch of this number of rows; `None` if it is as long as it takes.
+    takes: Option<fn(i64) -> Duration>,
 }
 
 impl Executor for Padding {
@@ -94,11 +96,14 @@ impl Executor for Padding {
     }
 
     fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
-        let rows = Arc::clone(&self.rows);
+        let (rows, takes) = (Arc::clone(&self.rows), self.takes);
         let noting: Sink = Arc::new(move |result| {
-            let members = result.outcome.iter().flatten();
-            rows.lock().extend(members.flat_map(|member| &member.outputs).map(|output| output.shape[0]));
-            sink(result);
+            let outputs = result.outcome.iter().flatten().flat_map(|member| &member.outputs);
+            let ran: Vec<i64> = outputs.map(|output| output.shape[0]).collect();
+            rows.lock().extend(&ran);
+            let took = takes.map(|takes| takes(ran.iter().sum()));
+            let finished = took.map_or(result.finished, |took| result.started + took);
+            sink(TaskResult { finished, ..result });
         });
         self.own.open(lanes, noting)
     }
@@ -107,7 +112,7 @@ impl Executor for Padding {
 #[test]
 fn sizes_midway_stay_if_they_cost_less_than_the_next() {
     let (rows, own) = (Arc::default(), CpuEngine::new(CpuOptions::default()));
-    let engine = Arc::new(Padding { own, rows });
+    let engine = Arc::new(Padding { own, rows, takes: None });
     let load = |latency: &dyn Fn(usize) -> f64, more: &str| {
         let fixture = Fixture::new();
         fixture.folder.write("m/1/model.onnx", onnx("mlp.onnx"));
@@ -134,7 +139,7 @@ fn sizes_midway_stay_if_they_cost_less_than_the_next() {
 fn an_engine_may_pad_by_default_and_each_size_is_warmed() {
     let rows = Arc::<Mutex<Vec<i64>>>::default();
     let own = CpuEngine::new(CpuOptions::default());
-    let engine = Arc::new(Padding { own, rows: Arc::clone(&rows) });
+    let engine = Arc::new(Padding { own, rows: Arc::clone(&rows), takes: None });
     let load = |toml: &str| {
         let fixture = Fixture::new();
         fixture.folder.write("m/1/model.onnx", onnx("mlp.onnx"));
@@ -151,4 +156,25 @@ fn an_engine_may_pad_by_default_and_each_size_is_warmed() {
     assert_eq!((sizes, &run[run.len() - 4..]), (vec![3, 6], &[6, 3, 6, 3][..]));
     let (sizes, run) = load("batch_sizes = []\n");
     assert_eq!((sizes, &run[run.len() - 2..]), (vec![], &[6, 1][..]));
+}
+
+#[test]
+fn sizes_that_a_measurement_has_chosen_are_warmed_as_the_model_is_loaded_again() {
+    let steps = |rows: i64| Duration::from_millis(rows.unsigned_abs().next_power_of_two());
+    let even = |rows: i64| Duration::from_millis(rows.unsigned_abs());
+    let load = |takes: fn(i64) -> Duration| {
+        let (rows, own) = (Arc::<Mutex<Vec<i64>>>::default(), CpuEngine::new(CpuOptions::default()));
+        let engine = Arc::new(Padding { own, rows: Arc::clone(&rows), takes: Some(takes) });
+        let fixture = Fixture::new();
+        fixture.folder.write("m/1/model.onnx", onnx("mlp.onnx"));
+        fixture.folder.write("m/model.toml", "max_batch = 64\n");
+        let report = one(fixture.repository(LoadTarget::new(engine)).load_all());
+        assert_eq!((report.error, report.profile.unwrap().origin), (None, "measured"));
+        (report.batch_sizes, std::mem::take(&mut *rows.lock()))
+    };
+    let (sizes, run) = load(steps);
+    assert_eq!(sizes, [1, 2, 4, 8, 16, 32, 64]);
+    assert_eq!(run[run.len() - 7..], [64, 32, 16, 8, 4, 2, 1], "the last that ran");
+    let (sizes, run) = load(even);
+    assert!(sizes.contains(&48) && run[run.len() - 8..] != [64, 48, 32, 16, 8, 4, 2, 1], "once is enough");
 }

@@ -5,9 +5,10 @@
 //! ms. So a block with convolutions has a session of its own for each batch size. The disadvantage
 //! is a copy of the weights for each.
 
-/// Largest number of sessions of a block: those for 1, 2, 4, … 2,048 rows. Beyond, the session
-/// that was used the longest time ago takes another size.
-const MAX_SESSIONS: usize = 12;
+/// Largest number of sessions of a block: those for 1, 2, 4, … 2,048 rows, and for the sizes midway
+/// between them from 32 on. Beyond, the session that was used the longest time ago takes another
+/// size.
+const MAX_SESSIONS: usize = 18;
 
 /// The sessions of a block, for one batch at a time.
 pub(super) struct SizedSessions<S> {
