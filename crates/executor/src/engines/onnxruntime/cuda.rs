@@ -91,11 +91,14 @@ pub(super) struct CudaParts {
     pub(super) key: String,
 }
 
-/// Returns the folders of CUDA's libraries, and a key of these GPUs and their driver.
+/// Returns the folders of CUDA's libraries, at last of Python packages, and a key of these GPUs and
+/// their driver.
 pub(crate) fn find_gpus(ordinals: &[u32]) -> Result<(Vec<PathBuf>, String), LoadError> {
     let paths = SearchPaths::of_system();
     let key = paths.check_gpus(ordinals).map_err(LoadError)?;
-    Ok((paths.folders, key))
+    let mut folders = paths.folders;
+    folders.extend(library::python_folders("nvidia").iter().flatten().flat_map(|packages| lib_folders(packages)));
+    Ok((folders, key))
 }
 
 impl SearchPaths {
@@ -227,8 +230,12 @@ fn visible(all: &[Gpu], variable: Option<&str>) -> Vec<Gpu> {
 
 /// Returns the library folders of NVIDIA's Python packages beside the package of ONNX Runtime.
 fn python_packages(library: &Path) -> Vec<PathBuf> {
-    let Some(site) = library.ancestors().nth(3) else { return Vec::new() };
-    let Ok(packages) = fs::read_dir(site.join("nvidia")) else { return Vec::new() };
+    library.ancestors().nth(3).map(|site| lib_folders(&site.join("nvidia"))).unwrap_or_default()
+}
+
+/// Returns the folders of libraries of NVIDIA's Python packages, which are in this folder.
+fn lib_folders(packages: &Path) -> Vec<PathBuf> {
+    let Ok(packages) = fs::read_dir(packages) else { return Vec::new() };
     let mut folders: Vec<PathBuf> = packages.flatten().map(|package| package.path().join("lib")).collect();
     folders.retain(|folder| folder.is_dir());
     folders.sort();

@@ -89,18 +89,23 @@ fn version(path: &Path, build_info: &str) -> String {
 
 /// Returns the library inside the Python package, without importing the package.
 pub(super) fn python_package() -> Result<PathBuf, String> {
-    const FIND: &str = "import importlib.util as u; s = u.find_spec('onnxruntime'); \
-                        print(s.submodule_search_locations[0] if s else '')";
-    let run = Command::new(python()).args(["-c", FIND]).output();
-    let run = run.map_err(|cause| format!("python3 cannot be asked for its package onnxruntime: {cause}"))?;
-    let package = String::from_utf8_lossy(&run.stdout).trim().to_owned();
-    if package.is_empty() {
-        return Err("python3 has no package onnxruntime".to_owned());
-    }
-    let folder = Path::new(&package).join("capi");
+    let folder = python_folders("onnxruntime")?.remove(0).join("capi");
     let files = std::fs::read_dir(&folder).map_err(|cause| format!("{}: {cause}", folder.display()))?;
     let library = files.flatten().map(|file| file.path()).find(|path| is_library(path));
     library.ok_or_else(|| format!("{} holds no libonnxruntime", folder.display()))
+}
+
+/// Returns the folders of a Python package, at least one, without importing the package.
+pub(super) fn python_folders(package: &str) -> Result<Vec<PathBuf>, String> {
+    const FIND: &str = "import importlib.util as u, sys; s = u.find_spec(sys.argv[1]); \
+                        print('\\n'.join(s.submodule_search_locations or []) if s else '')";
+    let run = Command::new(python()).args(["-c", FIND, package]).output();
+    let run = run.map_err(|cause| format!("python3 cannot be asked for its package {package}: {cause}"))?;
+    let folders: Vec<PathBuf> = String::from_utf8_lossy(&run.stdout).lines().map(PathBuf::from).collect();
+    if folders.iter().all(|folder| folder.as_os_str().is_empty()) {
+        return Err(format!("python3 has no package {package}"));
+    }
+    Ok(folders)
 }
 
 /// Returns the interpreter in this program's folder, or else the first one on the `PATH`.
@@ -125,6 +130,13 @@ mod tests {
         let is = |name: &str| is_library(&Path::new("capi").join(name));
         assert!(is("libonnxruntime.so.1.31.1") && is("libonnxruntime.1.31.1.dylib") && is("onnxruntime.dll"));
         assert!(!is("libonnxruntime_providers_shared.so") && !is("onnxruntime_pybind11_state.so"));
+    }
+
+    #[test]
+    fn folders_of_python_packages_are_found_and_missing_ones_named() {
+        let [folder] = &python_folders("json").unwrap()[..] else { panic!("it has one folder") };
+        assert!(folder.join("__init__.py").is_file());
+        assert_eq!(python_folders("no_such_package"), Err("python3 has no package no_such_package".to_owned()));
     }
 
     #[test]
