@@ -50,4 +50,4 @@ pub use probe::independence::{RowIndependence, RowTrial, check_opened, check_row
 pub use probe::output_lengths::find_output_lengths;
 pub use probe::profile::{BlockProfile, MeasuredProfile, Measurement, check_padding, measure, run_example, time_batch};
 pub use ripieno_cuda::Precision;
-pub use run::gatherer::MIN_GATHER;
+pub use run::second_thread::MIN_HOST_TIME;

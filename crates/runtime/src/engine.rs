@@ -370,6 +370,7 @@ impl Engine {
                     rows_gathered: open.rows_gathered(),
                     tasks_without_copy: open.tasks_without_copy(),
                     tasks_gathered_ahead: open.tasks_gathered_ahead(),
+                    tasks_answered_beside: open.tasks_answered_beside(),
                     spent: open.spent(),
                     ..counted
                 },

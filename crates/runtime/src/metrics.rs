@@ -440,6 +440,8 @@ pub struct DeviceSnapshot {
     pub tasks_without_copy: u64,
     /// Number of batches that were gathered while another one computed.
     pub tasks_gathered_ahead: u64,
+    /// Number of batches that were answered while another one computed.
+    pub tasks_answered_beside: u64,
     /// Execution time of the batches by phase.
     pub spent: PhaseTimes,
 }

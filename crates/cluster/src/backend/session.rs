@@ -280,8 +280,8 @@ impl SchedulerSession {
             took_ns,
             // At least 1, since 0 stands for an unknown time.
             held_ns: nanos(held.until(result.started)).max(1),
-            // Both may happen while another batch computes.
-            fetched_ns: held.fetched.map_or(0, |fetched| nanos(held.until(fetched) + result.gathered)),
+            // All of it may happen while another batch computes.
+            fetched_ns: held.fetched.map_or(0, |fetched| nanos(held.until(fetched) + result.host_time)),
             reruns: result.rerun.as_ref().map_or(0, |again| again.runs),
             lost: result.lost.map(|Loss { retry_after, inside }| (nanos(retry_after), inside)),
             members: match &result.outcome {

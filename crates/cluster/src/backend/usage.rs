@@ -31,6 +31,7 @@ impl DeviceUsage {
             rows_gathered: device.rows_gathered(),
             tasks_without_copy: device.tasks_without_copy(),
             tasks_gathered_ahead: device.tasks_gathered_ahead(),
+            tasks_answered_beside: device.tasks_answered_beside(),
             spent: device.spent(),
             ..counted
         }

@@ -319,7 +319,7 @@ impl RemoteState {
             lost,
             started,
             finished,
-            gathered: Duration::ZERO,
+            host_time: Duration::ZERO,
             holds_next,
         });
         Ok(())

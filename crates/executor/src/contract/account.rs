@@ -1,6 +1,5 @@
 //! Counters of tasks: rows copied, and the time of each phase.
 
-use crate::PhaseTimes;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -10,6 +9,7 @@ pub(crate) struct DeviceCounters {
     rows_gathered: AtomicU64,
     tasks_without_copy: AtomicU64,
     tasks_gathered_ahead: AtomicU64,
+    tasks_answered_beside: AtomicU64,
     gather_ns: AtomicU64,
     compute_ns: AtomicU64,
     scatter_ns: AtomicU64,
@@ -26,6 +26,11 @@ impl DeviceCounters {
     /// Counts a task that was prepared while another one ran.
     pub(crate) fn count_ahead(&self) {
         self.tasks_gathered_ahead.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a task that was finished while another one ran.
+    pub(crate) fn count_finished_beside(&self) {
+        self.tasks_answered_beside.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Adds the phase times of a task.
@@ -55,6 +60,21 @@ impl DeviceCounters {
     pub(crate) fn tasks_gathered_ahead(&self) -> u64 {
         self.tasks_gathered_ahead.load(Ordering::Relaxed)
     }
+
+    pub(crate) fn tasks_answered_beside(&self) -> u64 {
+        self.tasks_answered_beside.load(Ordering::Relaxed)
+    }
+}
+
+/// Time of a device's tasks, by phase. Tasks may be gathered while others compute.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PhaseTimes {
+    /// Time to collect the members' rows into contiguous batches.
+    pub gather_ns: u64,
+    /// Time to compute in the engine.
+    pub compute_ns: u64,
+    /// Time to distribute the results to the members.
+    pub scatter_ns: u64,
 }
 
 /// Measures the phases of a task, in sequence.

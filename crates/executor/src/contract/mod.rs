@@ -15,6 +15,7 @@ pub(crate) mod clock;
 pub(crate) mod condition;
 pub(crate) mod error;
 pub(crate) mod flow;
+pub(crate) mod input_memory;
 pub(crate) mod kept;
 pub(crate) mod length_rule;
 pub(crate) mod model;
@@ -23,6 +24,8 @@ pub(crate) mod source;
 pub(crate) mod tensor;
 pub(crate) mod unfold;
 pub(crate) mod walk_shape;
+
+pub use account::PhaseTimes;
 
 use crate::{
     ModelSource, Tensor, WalkShape,
@@ -292,22 +295,17 @@ pub trait Device: Send + Sync {
         0
     }
 
+    /// Returns the number of tasks that were answered while another one ran on their lane; 0 if the
+    /// device answers none so.
+    fn tasks_answered_beside(&self) -> u64 {
+        0
+    }
+
     /// Returns the time of the device's tasks by phase; zero if not measured. Failed tasks do not
     /// count.
     fn spent(&self) -> PhaseTimes {
         PhaseTimes::default()
     }
-}
-
-/// Time of a device's tasks, by phase. Tasks may be gathered while others compute.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PhaseTimes {
-    /// Time to collect the members' rows into contiguous batches.
-    pub gather_ns: u64,
-    /// Time to compute in the engine.
-    pub compute_ns: u64,
-    /// Time to distribute the results to the members.
-    pub scatter_ns: u64,
 }
 
 /// One batch on one block.
@@ -475,9 +473,10 @@ pub struct TaskResult {
     pub started: Instant,
     /// End of the execution.
     pub finished: Instant,
-    /// Time to gather the batch, if the device can do that while another one computes. Zero on a
-    /// device that computes with the cores that would gather.
-    pub gathered: Duration,
+    /// Time of the host that a task of the model needs between two computations: to gather its
+    /// batch, and to answer the one before until the next task is decided. Zero on a device that
+    /// cannot compute meanwhile, because it computes with the host's cores.
+    pub host_time: Duration,
     /// Whether the lane already holds its next task, so that the sink should return quickly.
     pub holds_next: bool,
 }

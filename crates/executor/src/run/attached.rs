@@ -9,7 +9,8 @@ use crate::run::gather::{GatherBuffers, GatheredBatch, LaneModel, rows_of};
 use crate::run::rerun::catch_panic;
 use crate::run::row_check::{RanBatch, RowChecks, SampledRow};
 use crate::run::rows::{BatchTensor, Rows};
-use crate::run::runner::ReadyModel;
+use crate::run::runner::{BlockCall, BlockOutputs, ReadyModel};
+use ripieno_base::MovingMean;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,21 +29,38 @@ pub(crate) struct Attached {
     pub(crate) release_at: Option<Instant>,
     /// Comparisons of sampled rows.
     pub(crate) checks: RowChecks,
-    /// Moving mean of the time to gather a batch of the first block, in nanoseconds.
-    gather_ns: u64,
-    /// Whether tasks are prepared while another one runs.
-    gathers_ahead: bool,
+    /// Time to gather a batch of the first block, in nanoseconds.
+    gather: MovingMean<16>,
+    /// Time from the end of a run until the receiver of its result has decided, where the lane had
+    /// no next task yet, in nanoseconds.
+    answer: MovingMean<16>,
+    /// Whether tasks use the lane's second thread.
+    pub(crate) uses_second_thread: bool,
 }
 
-/// Number of batches that the mean time to gather one covers.
-const GATHERED_BATCHES: u64 = 16;
+fn nanos(time: Duration) -> i64 {
+    i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
+}
+
+fn duration(mean: MovingMean<16>) -> Duration {
+    Duration::from_nanos(mean.get().unsigned_abs())
+}
 
 impl Attached {
     pub(crate) fn new(ready: ReadyModel, attachment: u64) -> Attached {
         let (plan, buffers) = (Arc::clone(&ready.plan), GatherBuffers::new(&ready.plan));
         let sender = ready.runner.sender();
-        let (model, checks) = (LaneModel { plan, attachment, buffers, sender }, RowChecks::default());
-        Attached { model, ready, largest: 0, bytes: 0, release_at: None, checks, gather_ns: 0, gathers_ahead: false }
+        Attached {
+            model: LaneModel { plan, attachment, buffers, sender },
+            ready,
+            largest: 0,
+            bytes: 0,
+            release_at: None,
+            checks: RowChecks::default(),
+            gather: MovingMean::default(),
+            answer: MovingMean::default(),
+            uses_second_thread: false,
+        }
     }
 
     /// Keeps rows of a batch that has just run for a comparison, if it is to be sampled.
@@ -100,12 +118,22 @@ impl Attached {
         }
     }
 
-    /// Notes the time to gather a batch of the first block. Returns whether tasks of the model are
-    /// to be prepared while another one runs, if that has changed.
-    pub(crate) fn note_gather(&mut self, ns: u64, min_gather: Duration) -> Option<bool> {
-        self.gather_ns = (self.gather_ns * (GATHERED_BATCHES - 1) + ns) / GATHERED_BATCHES;
-        let pays = u128::from(self.gather_ns) >= min_gather.as_nanos();
-        (std::mem::replace(&mut self.gathers_ahead, pays) != pays).then_some(pays)
+    /// Notes the time to gather a batch of the first block. Returns the time of the host between
+    /// two computations, with it.
+    pub(crate) fn note_gather(&mut self, took: Duration) -> Duration {
+        self.gather.add(nanos(took));
+        took + duration(self.answer)
+    }
+
+    /// Notes the time from the end of a run until the receiver of its result had decided.
+    pub(crate) fn note_answer(&mut self, took: Duration) {
+        self.answer.add(nanos(took));
+    }
+
+    /// Returns whether tasks are to use the lane's second thread, if that has changed.
+    pub(crate) fn needs_second_thread(&mut self, min_host_time: Duration) -> Option<bool> {
+        let pays = duration(self.gather) + duration(self.answer) >= min_host_time;
+        (std::mem::replace(&mut self.uses_second_thread, pays) != pays).then_some(pays)
     }
 
     /// Gives back the memory of the gather buffers and of the engine.
@@ -116,9 +144,26 @@ impl Attached {
     }
 
     /// Runs a batch, which can begin at `ready`. Returns the outputs.
-    pub(crate) fn run(&mut self, batch: &GatheredBatch, ready: Instant) -> Result<Vec<BatchTensor>, ExecError> {
+    fn run(&mut self, batch: &GatheredBatch, ready: Instant) -> Result<Vec<BatchTensor>, ExecError> {
         let inputs = batch.tensors(&self.model.plan);
         self.bytes += inputs.iter().map(|input| input.data.len()).sum::<usize>();
         catch_panic(|| self.ready.runner.run(&batch.call(&inputs, ready)))
+    }
+
+    /// Runs a batch, which can begin at `ready`. Returns the outputs, which may come while the next
+    /// batch runs if that `may_follow`.
+    pub(crate) fn compute(
+        &mut self,
+        batch: &GatheredBatch,
+        ready: Instant,
+        may_follow: bool,
+    ) -> Result<BlockOutputs, ExecError> {
+        if !may_follow {
+            return self.run(batch, ready).map(BlockOutputs::Here);
+        }
+        let inputs = batch.tensors(&self.model.plan);
+        self.bytes += inputs.iter().map(|input| input.data.len()).sum::<usize>();
+        let call = BlockCall { outputs_may_follow: true, ..batch.call(&inputs, ready) };
+        catch_panic(|| self.ready.runner.compute(&call))
     }
 }

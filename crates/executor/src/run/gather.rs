@@ -161,7 +161,8 @@ impl GatheredBatch {
 
     /// Returns the batch for the engine, which can begin at `ready`.
     pub(crate) fn call<'a>(&self, inputs: &'a [EngineInput<'a>], ready: Instant) -> BlockCall<'a> {
-        BlockCall { block: self.buffers.block, rows: self.rows, length: self.length, ready, inputs, sent: self.sent }
+        let (block, rows, length, sent) = (self.buffers.block, self.rows, self.length, self.sent);
+        BlockCall { block, rows, length, ready, inputs, sent, outputs_may_follow: false }
     }
 
     /// Sends the batch to the engine while another one runs.

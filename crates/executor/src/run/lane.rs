@@ -1,17 +1,17 @@
 //! An asynchronous device on top of a synchronous engine. Each lane is a thread that processes its
 //! queue in order.
 //!
-//! A lane's thread also calls the sink. So the results of a lane are delivered in sequence, and a
-//! slow sink slows the lane down instead of filling a queue. A panic in a task or the sink is
-//! caught and handled as an error.
+//! A lane's threads also call the sink, one at a time. So the results of a lane are delivered in
+//! sequence, and a slow sink slows the lane down instead of filling a queue. A panic in a task or
+//! the sink is caught and handled as an error.
 //!
 //! Steps of cells whose state stays on the device are launched while earlier ones run, as far as
 //! tasks are queued, and settled in the order of their launches. A task that cannot be launched so
 //! runs when no step is in flight: one of another model, one that begins later, or one whose launch
 //! failed. Rejected: a thread that launches beside one that settles. Each step would wake both.
 //!
-//! A batch that takes long to gather is gathered by a second thread of the lane while the batch
-//! before it computes; see `gatherer.rs`.
+//! Where a batch takes the host long to gather or to answer, a second thread of the lane does both
+//! while other batches compute; see `second_thread.rs`.
 //!
 //! The lanes of a device run concurrently. The state that one lane stores for a request is
 //! available to the others. A lock is held only while the state is taken out or stored. Each lane
@@ -25,12 +25,12 @@ use crate::engines::isolated;
 use crate::run::abort::Abort;
 use crate::run::cells::StepInFlight;
 use crate::run::chain_state::WalkSlots;
-use crate::run::gatherer::{Gatherer, MIN_GATHER};
 use crate::run::lane_queue::{LaneMessage, LaneQueue, QueuedTask};
 use crate::run::rerun::{CompletedTask, catch_panic};
 use crate::run::runner::ReadyModel;
-use crate::run::worker::Worker;
-use crate::{Device, ExecError, IdleWork, LoadError, LoadedModel, PhaseTimes, Sink, Task, TaskResult};
+use crate::run::second_thread::{MIN_HOST_TIME, SecondThread};
+use crate::run::worker::{Executed, Worker};
+use crate::{Device, ExecError, IdleWork, LoadError, LoadedModel, Loss, PhaseTimes, Sink, Task, TaskResult};
 use ripieno_base::{ModelId, TaskId};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -64,12 +64,12 @@ pub(crate) struct LaneOptions {
     pub(crate) max_concurrent: usize,
 }
 
-/// Settings of gathering.
+/// Work of the host beside batches that compute.
 #[derive(Clone, Copy)]
-struct GatherOptions {
-    /// See [`MIN_GATHER`].
-    min_gather: Duration,
-    /// Whether batches compute on a GPU, so that the host's cores are free to gather the next one.
+struct HostOptions {
+    /// See [`MIN_HOST_TIME`].
+    min_host_time: Duration,
+    /// Whether batches compute on a GPU, so that the host's cores are free meanwhile.
     on_gpu: bool,
 }
 
@@ -94,34 +94,37 @@ struct LaneThread {
 impl LaneDevice {
     /// Opens a device that computes with the host's cores.
     pub(crate) fn open(options: LaneOptions, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
-        LaneDevice::open_with(options, GatherOptions { min_gather: MIN_GATHER, on_gpu: false }, sink)
+        LaneDevice::open_with(options, HostOptions { min_host_time: MIN_HOST_TIME, on_gpu: false }, sink)
     }
 
     /// Opens a device that computes on a GPU.
     pub(crate) fn open_on_gpu(options: LaneOptions, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
-        LaneDevice::open_with(options, GatherOptions { min_gather: MIN_GATHER, on_gpu: true }, sink)
+        LaneDevice::open_with(options, HostOptions { min_host_time: MIN_HOST_TIME, on_gpu: true }, sink)
     }
 
-    fn open_with(options: LaneOptions, gather: GatherOptions, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
+    fn open_with(options: LaneOptions, host: HostOptions, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
         let LaneOptions { name, depth, prepare, place, enter, aborts, max_concurrent } = options;
         let (account, slots) = (Arc::<DeviceCounters>::default(), WalkSlots::default());
         let permits = (max_concurrent < aborts.len()).then(|| Arc::new(RunPermits::new(max_concurrent)));
         let mut lanes = Vec::with_capacity(aborts.len());
         for (at, abort) in aborts.into_iter().enumerate() {
-            let worker = Worker::new(Arc::clone(&account), slots.clone(), gather.min_gather);
-            let name = if at == 0 { name.clone() } else { format!("{name}.{at}") };
-            let body = LaneLoop {
-                name,
-                worker,
+            let ends = TaskEnds {
+                queue: Arc::new(LaneQueue::new(depth.max(1))),
+                abort,
                 slots: slots.clone(),
                 account: Arc::clone(&account),
-                on_gpu: gather.on_gpu,
-                gatherer: None,
-                permits: permits.clone(),
+                on_gpu: host.on_gpu,
                 sink: Arc::clone(&sink),
+            };
+            let body = LaneLoop {
+                name: if at == 0 { name.clone() } else { format!("{name}.{at}") },
+                worker: Worker::new(Arc::clone(&account), slots.clone(), host.min_host_time),
+                ends: Arc::new(ends),
+                second: None,
+                permits: permits.clone(),
                 steps: VecDeque::new(),
             };
-            lanes.push(LaneThread::start(depth, abort, Arc::clone(&enter), body)?);
+            lanes.push(LaneThread::start(Arc::clone(&enter), body)?);
         }
         Ok(Box::new(LaneDevice { lanes, prepare, place, account, attachments: AtomicU64::new(0) }))
     }
@@ -132,25 +135,39 @@ struct LaneLoop {
     /// Name of the thread.
     name: String,
     worker: Worker,
-    slots: WalkSlots,
-    account: Arc<DeviceCounters>,
-    /// See [`GatherOptions::on_gpu`].
-    on_gpu: bool,
+    ends: Arc<TaskEnds>,
     /// The second thread, once a model needs it.
-    gatherer: Option<Gatherer>,
+    second: Option<SecondThread>,
     permits: Option<Arc<RunPermits>>,
-    sink: Sink,
     /// Tasks whose steps are in flight, the oldest first. All are of one model.
     steps: VecDeque<(Task, StepInFlight)>,
 }
 
+/// Everything that the end of a task takes, on either thread of a lane.
+struct TaskEnds {
+    queue: Arc<LaneQueue>,
+    abort: Arc<Abort>,
+    slots: WalkSlots,
+    account: Arc<DeviceCounters>,
+    /// See [`HostOptions::on_gpu`].
+    on_gpu: bool,
+    sink: Sink,
+}
+
+/// A task whose run has ended.
+struct EndedRun {
+    task: Task,
+    executed: Result<Executed, ExecError>,
+    started: Instant,
+    ended: Instant,
+    /// The loss if the engine's process was missing or ended.
+    lost: Option<Loss>,
+}
+
 impl LaneThread {
-    fn start(depth: usize, abort: Arc<Abort>, enter: Enter, mut body: LaneLoop) -> Result<LaneThread, LoadError> {
-        let (queue, name) = (Arc::new(LaneQueue::new(depth.max(1))), body.name.clone());
-        let mut run = {
-            let (queue, abort) = (Arc::clone(&queue), Arc::clone(&abort));
-            move || body.run_messages(&queue, &abort)
-        };
+    fn start(enter: Enter, mut body: LaneLoop) -> Result<LaneThread, LoadError> {
+        let (queue, abort, name) = (Arc::clone(&body.ends.queue), Arc::clone(&body.ends.abort), body.name.clone());
+        let mut run = move || body.run_messages();
         let thread = std::thread::Builder::new()
             .name(name.clone())
             .spawn(move || enter(&mut run))
@@ -210,6 +227,10 @@ impl Device for LaneDevice {
         self.account.tasks_gathered_ahead()
     }
 
+    fn tasks_answered_beside(&self) -> u64 {
+        self.account.tasks_answered_beside()
+    }
+
     fn spent(&self) -> PhaseTimes {
         self.account.spent()
     }
@@ -225,10 +246,12 @@ impl Drop for LaneThread {
 }
 
 impl LaneLoop {
-    fn run_messages(&mut self, queue: &Arc<LaneQueue>, abort: &Abort) {
+    fn run_messages(&mut self) {
+        let ends = Arc::clone(&self.ends);
+        let queue = &ends.queue;
         let mut soon = false;
         loop {
-            let after = self.run_steps(queue, abort, &mut soon);
+            let after = self.run_steps(&mut soon);
             self.worker.release_memory_if_due();
             while after.is_none() && self.worker.has_samples() && queue.begin_idle_work() {
                 let _permit = self.permits.as_ref().map(|permits| permits.acquire());
@@ -236,9 +259,12 @@ impl LaneLoop {
             }
             let release_at = self.worker.release_at();
             let received = after.or_else(|| queue.receive(std::mem::take(&mut soon), release_at));
-            let Some(message) = received.and_then(|message| self.launch(message, abort)) else {
+            let Some(message) = received.and_then(|message| self.launch(message)) else {
                 if self.steps.is_empty() { break } else { continue }
             };
+            if !matches!(message, LaneMessage::Run(_)) {
+                queue.await_left_end();
+            }
             match message {
                 LaneMessage::ReleaseMemory => {}
                 LaneMessage::Attach(id, attachment, model) => {
@@ -255,31 +281,31 @@ impl LaneLoop {
                     }
                 }
                 LaneMessage::Run(queued) => {
-                    abort.begin(queued.task.id);
-                    let result = self.run_task(abort, queued);
+                    soon = self.run_task(queued);
                     if let Some((id, model)) = self.worker.take_ahead_change() {
-                        self.gatherer
-                            .get_or_insert_with(|| Gatherer::start(&self.name, queue, &self.slots, &self.account));
-                        queue.set_ahead(id, model);
+                        let start = || SecondThread::start(&self.name, queue, &ends.slots, &ends.account);
+                        self.second = self.second.take().or_else(start);
+                        queue.set_ahead(id, model.filter(|_| self.second.is_some()));
                     }
-                    soon = self.report(queue, abort, result);
                 }
             }
         }
-        if let Some(gatherer) = self.gatherer.take() {
-            gatherer.join();
+        if let Some(second) = self.second.take() {
+            second.join();
         }
     }
 
     /// Settles all steps in flight. Launches queued tasks meanwhile, up to a message that must wait
     /// until none is in flight, which is returned.
-    fn run_steps(&mut self, queue: &LaneQueue, abort: &Abort, soon: &mut bool) -> Option<LaneMessage> {
+    fn run_steps(&mut self, soon: &mut bool) -> Option<LaneMessage> {
+        let ends = Arc::clone(&self.ends);
+        let queue = &ends.queue;
         let (mut after, mut busy_until) = (None, None);
         while let Some((first, _)) = self.steps.front() {
             let (id, model) = (first.id, first.model);
             let launches = after.is_none() && self.steps.len() < self.worker.depth(model);
             if let Some(message) = if launches { queue.try_receive() } else { None } {
-                after = self.launch(message, abort);
+                after = self.launch(message);
                 continue;
             }
             let ended = catch_panic(|| Ok(self.worker.wait(model, &|| launches && queue.has_news()))).unwrap_or(true);
@@ -291,78 +317,130 @@ impl LaneLoop {
             busy_until = Some(finished);
             let outcome = done.map(|CompletedTask { progress, .. }| progress);
             let lost = self.worker.lost(model).filter(|_| outcome.is_err());
-            let (rerun, gathered, holds_next) = (None, Duration::ZERO, false);
-            let result = TaskResult { id, outcome, rerun, lost, started, finished, gathered, holds_next };
-            *soon = self.report(queue, abort, result);
+            let (rerun, host_time, holds_next) = (None, Duration::ZERO, false);
+            let result = TaskResult { id, outcome, rerun, lost, started, finished, host_time, holds_next };
+            *soon = ends.report(result, queue.release()).soon;
         }
         after
     }
 
     /// Launches a step if the message is a task that can be launched. Returns the message
     /// otherwise.
-    fn launch(&mut self, message: LaneMessage, abort: &Abort) -> Option<LaneMessage> {
+    fn launch(&mut self, message: LaneMessage) -> Option<LaneMessage> {
         let LaneMessage::Run(QueuedTask { task, .. }) = &message else { return Some(message) };
         let may_launch = self.permits.is_none()
             && self.steps.front().is_none_or(|(first, _)| first.model == task.model)
             && task.not_before.is_none_or(|not_before| not_before <= Instant::now())
-            && !abort.is_stopped(task.id);
+            && !self.ends.abort.is_stopped(task.id);
         let step = if may_launch { catch_panic(|| Ok(self.worker.launch(task))).ok().flatten() } else { None };
         let Some(step) = step else { return Some(message) };
+        self.ends.queue.await_left_end();
         if let LaneMessage::Run(queued) = message {
             self.steps.push_back((queued.task, step));
         }
         None
     }
 
-    /// Reports a task that has ended. Returns whether a next one is expected soon: a member
-    /// continues with another block, and the scheduler is about to decide.
-    fn report(&self, queue: &LaneQueue, abort: &Abort, result: TaskResult) -> bool {
-        let id = result.id;
-        abort.release(id);
-        let result = TaskResult { holds_next: queue.release() > 0, ..result };
-        let soon = result.outcome.iter().flatten().any(|progress| !progress.ended && progress.failed.is_none());
-        if catch_unwind(AssertUnwindSafe(|| (self.sink)(result))).is_err() {
-            tracing::error!(task = id.0, "the receiver of a result panicked");
+    /// Runs a task and reports it, or leaves that to the second thread. Returns whether a next task
+    /// is expected soon.
+    fn run_task(&mut self, queued: QueuedTask) -> bool {
+        let (permits, mut permit) = (self.permits.clone(), None);
+        let run = self.execute(queued, || permit = permits.as_ref().map(|permits| permits.acquire()));
+        let ends = &self.ends;
+        ends.queue.await_left_end();
+        let may_leave = self.second.is_some() && matches!(run.executed, Ok(Executed::Ran { uses_second: true, .. }));
+        if may_leave && ends.queue.is_first_block_next() {
+            let ends = Arc::clone(ends);
+            self.ends.queue.leave_end(Box::new(move || {
+                let finished = run.ended;
+                let result = TaskResult { finished, ..ends.result(run) };
+                ends.report(result, ends.queue.release_left());
+            }));
+            return false;
         }
-        soon
+        let (model, ended) = (run.task.model, run.ended);
+        let result = ends.result(run);
+        drop(permit);
+        let told = ends.report(result, ends.queue.release());
+        if !told.held_next {
+            self.worker.note_answer(model, ended.elapsed());
+        }
+        told.soon
     }
 
-    fn run_task(&mut self, abort: &Abort, queued: QueuedTask) -> TaskResult {
+    /// Waits until a task may begin and has a permit, and runs it.
+    fn execute(&mut self, queued: QueuedTask, take_permit: impl FnOnce()) -> EndedRun {
         let QueuedTask { task, accepted, prepared } = queued;
+        let abort = &self.ends.abort;
+        abort.begin(task.id);
         let ready = task.not_before.map_or(accepted, |not_before| accepted.max(not_before));
         let mut waited = abort.wait_until(ready);
-        let permit = self.permits.as_ref().filter(|_| waited.is_ok()).map(|permits| permits.acquire());
-        if permit.is_some() {
+        if waited.is_ok() {
+            take_permit();
             // The task may have been cancelled while it waited for a permit.
             waited = abort.wait_until(ready);
         }
         let started = Instant::now();
         if let Err(cancelled) = waited {
-            let outcome = Err(cancelled);
-            return TaskResult {
-                id: task.id,
-                outcome,
-                rerun: None,
-                lost: None,
-                started,
-                finished: started,
-                gathered: Duration::ZERO,
-                holds_next: false,
-            };
+            return EndedRun { task, executed: Err(cancelled), started, ended: started, lost: None };
         }
         let ahead = prepared.is_some();
         // The worker takes the states of requests out before it runs a task, so a panic leaves no
         // inconsistent state behind.
-        let done = catch_panic(|| self.worker.execute(&task, prepared, ready, &|| abort.is_stopped(task.id)));
-        let (outcome, rerun, gathered) = match done {
-            Ok(CompletedTask { progress, rerun, gathered }) => (Ok(progress), rerun, gathered),
-            Err(cause) => (Err(cause), None, Duration::ZERO),
+        let executed = catch_panic(|| self.worker.execute(&task, prepared, ready, &|| abort.is_stopped(task.id)));
+        let started = match &executed {
+            Ok(Executed::Ran { gathered, .. }) if self.ends.on_gpu && !ahead => started + *gathered,
+            _ => started,
         };
-        let gathered = if self.on_gpu { gathered } else { Duration::ZERO };
-        let started = if ahead { started } else { started + gathered };
-        let lost = self.worker.lost(task.model).filter(|_| outcome.is_err());
-        let finished = Instant::now();
-        TaskResult { id: task.id, outcome, rerun, lost, started, finished, gathered, holds_next: false }
+        EndedRun { lost: self.worker.lost(task.model), task, executed, started, ended: Instant::now() }
+    }
+}
+
+/// A result that its receiver has.
+struct Told {
+    /// Whether a next task is expected soon: a member continues with another block.
+    soon: bool,
+    /// Whether the lane held its next task.
+    held_next: bool,
+}
+
+impl TaskEnds {
+    /// Finishes a task that has run.
+    fn result(&self, run: EndedRun) -> TaskResult {
+        let EndedRun { task, executed, started, ended, lost } = run;
+        let (done, lost, host_time) = match executed {
+            Ok(Executed::Completed(done)) => (Ok(done), lost, Duration::ZERO),
+            Ok(Executed::Ran { ran, host_time, .. }) => {
+                let (done, lost) = match catch_panic(|| Ok(ran.finish(&task, &self.slots, &self.account))) {
+                    Ok(Ok(done)) => (Ok(done), lost),
+                    Ok(Err((cause, loss))) => (Err(cause), loss.or(lost)),
+                    Err(panicked) => (Err(panicked), lost),
+                };
+                (done, lost, if self.on_gpu { host_time } else { Duration::ZERO })
+            }
+            Err(cause) => (Err(cause), lost, Duration::ZERO),
+        };
+        let (outcome, rerun) = match done {
+            Ok(CompletedTask { progress, rerun }) => (Ok(progress), rerun),
+            Err(cause) => (Err(cause), None),
+        };
+        let lost = lost.filter(|_| outcome.is_err());
+        // A GPU is free once the run has ended, and another device once this thread is.
+        let finished = if self.on_gpu { ended } else { Instant::now() };
+        TaskResult { id: task.id, outcome, rerun, lost, started, finished, host_time, holds_next: false }
+    }
+
+    /// Reports the result of a task, after which the lane holds `left` ones.
+    fn report(&self, result: TaskResult, left: usize) -> Told {
+        let id = result.id;
+        self.abort.release(id);
+        let held_next = left > 0;
+        let result = TaskResult { holds_next: held_next, ..result };
+        let soon = result.outcome.iter().flatten().any(|progress| !progress.ended && progress.failed.is_none());
+        if catch_unwind(AssertUnwindSafe(|| (self.sink)(result))).is_err() {
+            tracing::error!(task = id.0, "the receiver of a result panicked");
+        }
+        Told { soon, held_next }
     }
 }
 

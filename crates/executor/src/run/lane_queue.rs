@@ -13,7 +13,8 @@
 //! reported, so the receiver of the result may submit the next task immediately.
 //!
 //! While the lane's thread has a task, a second thread may take the next one out, prepare it and
-//! put it back; see `gatherer.rs`. Until then the lane's thread waits with all later messages.
+//! put it back; see `second_thread.rs`. Until then the lane's thread waits with all later messages.
+//! The lane's thread may also leave the end of a task to the second thread, one at a time.
 //!
 //! A lane that expects a task spins before it sleeps, because a wake-up takes longer than most
 //! decisions. A request of several stages would have this delay at each stage.
@@ -64,6 +65,26 @@ enum AheadTask {
     Ready(QueuedTask),
 }
 
+/// Work for the second thread.
+pub(crate) enum Chore {
+    /// Finishes and reports a task that has run.
+    Finish(Finish),
+    /// Prepares the next task, of this model.
+    Prepare(Box<QueuedTask>, LaneModel),
+}
+
+/// The end of a task, after its run.
+pub(crate) type Finish = Box<dyn FnOnce() + Send>;
+
+/// The end of a task, once it is left to the second thread.
+#[derive(Default)]
+enum LeftEnd {
+    #[default]
+    None,
+    Waits(Finish),
+    Runs,
+}
+
 /// Largest number of queued attachments. The sender of another attachment waits.
 const MAX_ATTACHMENTS: usize = 64;
 
@@ -78,8 +99,10 @@ pub(crate) struct LaneQueue {
     has_news: AtomicBool,
     arrived: Condvar,
     attachment_taken: Condvar,
-    /// Signals a task that is to be prepared while another one runs.
-    ahead_due: Condvar,
+    /// Signals work for the second thread.
+    chore_due: Condvar,
+    /// Signals that the second thread has finished a task.
+    end_left: Condvar,
 }
 
 struct QueueState {
@@ -92,10 +115,11 @@ struct QueueState {
     work: Option<IdleWork>,
     /// Whether the lane attaches a model or is busy with its own work, which may take long.
     attaching: bool,
-    /// Whether the last message that the lane's thread received is a task that has not ended. All
-    /// earlier messages have then been handled.
+    /// Whether the last message that the lane's thread received is a task whose run has not ended.
+    /// All earlier messages have then been handled.
     running: bool,
     ahead: AheadTask,
+    left_end: LeftEnd,
     /// Models whose tasks are prepared while another one runs.
     ahead_models: Vec<(ModelId, LaneModel)>,
     closed: bool,
@@ -114,6 +138,14 @@ impl QueueState {
     /// Whether the lane's thread must wait for its next message, or for the end of the queue.
     fn must_wait(&self) -> bool {
         !self.has_message() && (!self.closed || matches!(self.ahead, AheadTask::Taken))
+    }
+
+    /// Returns the next task, if it is the next message.
+    fn next_task(&self) -> Option<&Task> {
+        match (&self.ahead, self.queue.front()) {
+            (AheadTask::Ready(next), _) | (AheadTask::None, Some(LaneMessage::Run(next))) => Some(&next.task),
+            _ => None,
+        }
     }
 
     /// Returns the model of the first task if it is to be prepared while another one runs.
@@ -138,6 +170,7 @@ impl LaneQueue {
             attaching: false,
             running: false,
             ahead: AheadTask::None,
+            left_end: LeftEnd::None,
             ahead_models: Vec::new(),
             closed: false,
         };
@@ -147,7 +180,8 @@ impl LaneQueue {
             has_news: AtomicBool::new(false),
             arrived: Condvar::new(),
             attachment_taken: Condvar::new(),
-            ahead_due: Condvar::new(),
+            chore_due: Condvar::new(),
+            end_left: Condvar::new(),
         }
     }
 
@@ -273,17 +307,60 @@ impl LaneQueue {
         self.notify_ahead(&state);
     }
 
-    /// Takes the next task out while another one runs, once there is one that is to be prepared.
-    /// Returns the task and its model; `None` once the queue is closed. The caller must put the
-    /// task back.
-    pub(crate) fn take_ahead(&self) -> Option<(QueuedTask, LaneModel)> {
+    /// Waits for work of the second thread, the end of a task first. A task to prepare is taken
+    /// out, and the caller must put it back. Returns `None` once the queue is closed and no end
+    /// waits.
+    pub(crate) fn next_chore(&self) -> Option<Chore> {
         let mut state = self.state.lock();
-        self.ahead_due.wait_while(&mut state, |state| !state.closed && state.next_ahead().is_none());
-        let model = state.next_ahead().filter(|_| !state.closed)?.clone();
-        let Some(LaneMessage::Run(task)) = state.queue.pop_front() else { unreachable!("a task is first") };
-        state.ahead = AheadTask::Taken;
-        self.has_news.store(false, Ordering::Relaxed);
-        Some((task, model))
+        loop {
+            if let LeftEnd::Waits(finish) = std::mem::take(&mut state.left_end) {
+                state.left_end = LeftEnd::Runs;
+                return Some(Chore::Finish(finish));
+            }
+            if state.closed {
+                return None;
+            }
+            if let Some(model) = state.next_ahead().cloned() {
+                let Some(LaneMessage::Run(task)) = state.queue.pop_front() else { unreachable!("a task is first") };
+                state.ahead = AheadTask::Taken;
+                self.has_news.store(false, Ordering::Relaxed);
+                return Some(Chore::Prepare(Box::new(task), model));
+            }
+            self.chore_due.wait(&mut state);
+        }
+    }
+
+    /// Whether the next message is a first block, which may run beside the end of a task.
+    pub(crate) fn is_first_block_next(&self) -> bool {
+        self.state.lock().next_task().is_some_and(|next| next.block == BlockId(0))
+    }
+
+    /// Leaves the end of the task that has just run to the second thread. No other end may be left.
+    pub(crate) fn leave_end(&self, finish: Finish) {
+        let mut state = self.state.lock();
+        state.running = false;
+        state.left_end = LeftEnd::Waits(finish);
+        self.chore_due.notify_one();
+    }
+
+    /// Waits until the second thread has finished the task that was left to it.
+    pub(crate) fn await_left_end(&self) {
+        let mut state = self.state.lock();
+        self.end_left.wait_while(&mut state, |state| !matches!(state.left_end, LeftEnd::None));
+    }
+
+    /// Notes that the second thread has finished the task that was left to it.
+    pub(crate) fn finished(&self) {
+        self.state.lock().left_end = LeftEnd::None;
+        self.end_left.notify_one();
+    }
+
+    /// Counts the end of a task that was left to the second thread. Returns the number of tasks
+    /// that the lane still holds.
+    pub(crate) fn release_left(&self) -> usize {
+        let mut state = self.state.lock();
+        state.tasks -= 1;
+        state.tasks
     }
 
     /// Puts a task back that was taken out to be prepared.
@@ -298,13 +375,13 @@ impl LaneQueue {
         let mut state = self.state.lock();
         state.closed = true;
         self.notify();
-        self.ahead_due.notify_all();
+        self.chore_due.notify_all();
     }
 
     /// Wakes the second thread if a task is to be prepared.
     fn notify_ahead(&self, state: &QueueState) {
         if state.next_ahead().is_some() {
-            self.ahead_due.notify_one();
+            self.chore_due.notify_one();
         }
     }
 

@@ -12,7 +12,7 @@ use crate::{ExecError, MemberProgress, Rerun};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Largest number of further runs of one task. It is enough for any batch of up to 33 requests.
 pub(crate) const MAX_RERUNS: u32 = 64;
@@ -33,8 +33,6 @@ pub(crate) struct RerunTerms<'a> {
 pub(crate) struct CompletedTask {
     pub(crate) progress: Vec<MemberProgress>,
     pub(crate) rerun: Option<Rerun>,
-    /// Time to gather the batch of a first block; zero for other tasks.
-    pub(crate) gathered: Duration,
 }
 
 impl CompletedTask {
@@ -43,7 +41,7 @@ impl CompletedTask {
     pub(crate) fn of(mut progress: Vec<MemberProgress>, rerun: Option<Rerun>) -> Result<CompletedTask, ExecError> {
         match &mut progress[..] {
             [MemberProgress { failed: Some(cause), lost: None, .. }] => Err(cause.clone()),
-            _ => Ok(CompletedTask { progress, rerun, gathered: Duration::ZERO }),
+            _ => Ok(CompletedTask { progress, rerun }),
         }
     }
 }
@@ -132,6 +130,7 @@ fn panicked(panic: &(dyn Any + Send)) -> ExecError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     /// Runs `count` members, of which those in `bad` make every batch fail. Returns the failed
     /// members, each with its own message, the members that succeeded, and the number of further

@@ -14,6 +14,12 @@ pub(crate) trait Runner: Send {
     /// Runs one block. Returns the outputs in the block's order.
     fn run(&mut self, call: &BlockCall<'_>) -> Result<Vec<BatchTensor>, ExecError>;
 
+    /// Runs one block like [`run`](Runner::run), but returns before the outputs have come if the
+    /// call allows it and the engine can bring them while it runs the next batch.
+    fn compute(&mut self, call: &BlockCall<'_>) -> Result<BlockOutputs, ExecError> {
+        self.run(call).map(BlockOutputs::Here)
+    }
+
     /// Returns the smallest batch whose rows are computed bit by bit as in any larger batch. A
     /// smaller batch of a cell is padded to it, because later steps may amplify a rounding
     /// difference without bound.
@@ -34,6 +40,23 @@ pub(crate) trait Runner: Send {
     fn on_device(&mut self) -> Option<&mut dyn CellRunner> {
         None
     }
+}
+
+/// Outputs of a batch that has run.
+pub(crate) enum BlockOutputs {
+    Here(Vec<BatchTensor>),
+    /// They come while the engine runs other batches.
+    Coming(Box<dyn ComingOutputs>),
+}
+
+/// Outputs that come while the engine runs other batches.
+pub(crate) trait ComingOutputs: Send {
+    /// Whether each output has this number of rows.
+    fn have_rows(&self, rows: usize) -> bool;
+
+    /// Waits for the outputs. Returns an error if they cannot come, and the loss if the engine's
+    /// process has ended.
+    fn receive(self: Box<Self>) -> Result<Vec<BatchTensor>, (ExecError, Option<Loss>)>;
 }
 
 /// Sends gathered batches of a lane to its engine while the batch before runs there.
@@ -83,6 +106,8 @@ pub(crate) struct BlockCall<'a> {
     pub(crate) inputs: &'a [EngineInput<'a>],
     /// Number of the batch if it was sent ahead.
     pub(crate) sent: Option<u64>,
+    /// Whether the outputs may come while the next batch runs.
+    pub(crate) outputs_may_follow: bool,
 }
 
 /// The loss, if the runner's last batch failed because no process could run it.

@@ -12,12 +12,15 @@ use crate::run::gather::{GatheredBatch, LaneModel};
 use crate::run::plan::ModelPlan;
 use crate::run::rerun::{CompletedTask, RerunTerms, catch_panic, run_in_parts};
 use crate::run::rows::{BatchTensor, Rows};
-use crate::{BlockDecision, ExecError, MemberProgress, PhaseTimes, RequestEntry, Rerun, Task, TaskMember, Tensor};
+use crate::run::runner::{BlockOutputs, ComingOutputs};
+use crate::{
+    BlockDecision, ExecError, Loss, MemberProgress, PhaseTimes, RequestEntry, Rerun, Task, TaskMember, Tensor,
+};
 use ripieno_base::{BlockId, RequestSlot};
 use ripieno_model::{Extent, Onward, Position, StepReport, Steps, TensorSpec, padded_size};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The members of a task and their states while the task is executed.
 struct Members {
@@ -42,6 +45,8 @@ pub(crate) struct PreparedTask {
 pub(crate) struct RanTask {
     model: LaneModel,
     members: Members,
+    /// Members of the batch whose outputs are yet to come, and these outputs.
+    coming: Option<(Vec<usize>, Box<dyn ComingOutputs>)>,
     rerun: Option<Rerun>,
     watch: LapTimer,
     spent: PhaseTimes,
@@ -110,12 +115,19 @@ impl PreparedTask {
         let alone = || model.plan.sharing.is_stopped();
         let terms = RerunTerms { ready, until: &|at| task.members[at].until, stopped, alone: &alone };
         let Members { failures, states } = &mut members;
+        let plan = Arc::clone(&model.plan);
+        let is_last = task.block.index() + 1 == plan.blocks.len();
+        let may_follow = is_last && batches.len() == 1 && attached.uses_second_thread && !plan.sharing.is_watched();
+        let mut coming = None;
         let rerun = run_in_parts(batches, failures, &terms, &mut |part, ready| {
             let was_alone = runs_alone(&model.plan, part, states);
             let mut attempt = |alone: bool| {
                 let at_hand = gathered.take().filter(|batch| batch.alone == alone);
-                let batch = PartRun { task, model: &model, part, at_hand, alone, ready };
-                batch.run(attached, account, states, (&mut watch, &mut spent))
+                let may_follow = may_follow && !alone;
+                let batch = PartRun { task, model: &model, part, at_hand, alone, may_follow, ready };
+                let outputs = batch.run(attached, account, states, (&mut watch, &mut spent))?;
+                coming = outputs.map(|outputs| (part.to_vec(), outputs));
+                Ok(())
             };
             match attempt(was_alone) {
                 // Its own answer has shown that it must run alone, without padding.
@@ -126,26 +138,36 @@ impl PreparedTask {
         // Members that run alone as they must are no failure.
         let rerun = rerun.filter(|_| !alone());
         attached.checks.count_batch(spent.compute_ns);
-        Ok(RanTask { model, members, rerun, watch, spent })
+        Ok(RanTask { model, members, coming, rerun, watch, spent })
     }
 }
 
 impl RanTask {
     /// Returns the time that gathering took.
-    pub(crate) fn gather_ns(&self) -> u64 {
-        self.spent.gather_ns
+    pub(crate) fn gathered(&self) -> Duration {
+        Duration::from_nanos(self.spent.gather_ns)
     }
 
-    /// Returns the progress of each member. Stores the state of the members that continue.
+    /// Whether no block of the model follows, so that no state is stored.
+    pub(crate) fn is_last_block(&self, task: &Task) -> bool {
+        task.block.index() + 1 == self.model.plan.blocks.len()
+    }
+
+    /// Returns the progress of each member. Stores the state of the members that continue. An error
+    /// has the loss if the engine's process ended before the outputs had come.
     pub(crate) fn finish(
         self,
         task: &Task,
         slots: &WalkSlots,
         account: &DeviceCounters,
-    ) -> Result<CompletedTask, ExecError> {
-        let RanTask { model: LaneModel { plan, attachment, .. }, members, rerun, mut watch, spent } = self;
-        let Members { failures, states } = members;
+    ) -> Result<CompletedTask, (ExecError, Option<Loss>)> {
+        let RanTask { model: LaneModel { plan, attachment, .. }, members, coming, rerun, mut watch, spent } = self;
+        let Members { failures, mut states } = members;
         let block = task.block.index();
+        if let Some((part, coming)) = coming {
+            let outputs = coming.receive()?;
+            scatter(&plan, block, task, &part, &mut states, outputs).map_err(|cause| (cause, None))?;
+        }
         let each = states.iter().zip(failures).map(|(state, failure)| match (failure, state) {
             (None, Some(state)) => catch_panic(|| progress(&plan, block, state)).unwrap_or_else(MemberProgress::failed),
             (failure, _) => MemberProgress::failed(failure.unwrap_or_else(|| ExecError("it was not run".to_owned()))),
@@ -160,7 +182,7 @@ impl RanTask {
         }
         drop(slots);
         account.add_times(PhaseTimes { scatter_ns: watch.lap_ns(), ..spent });
-        CompletedTask::of(each, rerun)
+        CompletedTask::of(each, rerun).map_err(|cause| (cause, None))
     }
 }
 
@@ -349,20 +371,23 @@ struct PartRun<'a> {
     at_hand: Option<GatheredBatch>,
     /// Whether the batch is one request that runs as the file runs it, without padding.
     alone: bool,
+    /// Whether the outputs may come while the next batch runs.
+    may_follow: bool,
     /// Earliest possible start.
     ready: Instant,
 }
 
 impl PartRun<'_> {
-    /// Runs the batch and stores its outputs in the members' states.
+    /// Runs the batch and stores its outputs in the members' states, or returns those that are yet
+    /// to come.
     fn run(
         self,
         attached: &mut Attached,
         account: &DeviceCounters,
         states: &mut [Option<ChainState>],
         (watch, spent): (&mut LapTimer, &mut PhaseTimes),
-    ) -> Result<(), ExecError> {
-        let PartRun { task, model: LaneModel { plan, buffers, .. }, part, at_hand, alone, ready } = self;
+    ) -> Result<Option<Box<dyn ComingOutputs>>, ExecError> {
+        let PartRun { task, model: LaneModel { plan, buffers, .. }, part, at_hand, alone, may_follow, ready } = self;
         let block = task.block.index();
         if part.len() > 1 && alone {
             return Err(ExecError("each request of the model runs alone".to_owned()));
@@ -370,16 +395,22 @@ impl PartRun<'_> {
         let gather = || GatheredBatch::gather(plan, buffers, block, &of_part(part, states), alone);
         let batch = at_hand.map_or_else(gather, Ok)?;
         spent.gather_ns += watch.lap_ns();
-        let outputs = attached.run(&batch, ready);
+        let outputs = attached.compute(&batch, ready, may_follow);
         spent.compute_ns += watch.lap_ns();
         let (outputs, copied) = (outputs?, batch.rows_copied());
         account.count(copied, block > 0 && copied == 0);
+        let outputs = match outputs {
+            BlockOutputs::Here(outputs) => outputs,
+            BlockOutputs::Coming(outputs) if outputs.have_rows(batch.rows) => return Ok(Some(outputs)),
+            // Their rows show that requests cannot share batches, so the batch runs again.
+            BlockOutputs::Coming(outputs) => outputs.receive().map_err(|(cause, _)| cause)?,
+        };
         match (part, alone) {
             ([at], true) => keep_all_rows(plan, block, &mut states[*at], outputs),
             _ => scatter(plan, block, task, part, states, outputs)?,
         }
         attached.sample_rows(block, part, states);
-        Ok(())
+        Ok(None)
     }
 }
 

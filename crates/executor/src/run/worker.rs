@@ -9,36 +9,51 @@ use crate::run::gather::LaneModel;
 use crate::run::plan::ModelPlan;
 use crate::run::rerun::{CompletedTask, RerunTerms};
 use crate::run::runner::{CellRunner, ReadyModel};
-use crate::run::task::{PreparedTask, TaskRun, check_task, prepare};
+use crate::run::task::{PreparedTask, RanTask, TaskRun, check_task, prepare};
 use crate::{ExecError, Loss, Task};
 use ripieno_base::{BlockId, ModelId};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// A task that a lane has executed.
+pub(crate) enum Executed {
+    Completed(CompletedTask),
+    /// The task has yet to be finished.
+    Ran {
+        ran: Box<RanTask>,
+        /// Time to gather its batches.
+        gathered: Duration,
+        /// Time of the host that a task of the model needs between two computations, if it is a
+        /// first block: to gather its batch, and to answer the batch before.
+        host_time: Duration,
+        /// Whether another thread may finish it.
+        uses_second: bool,
+    },
+}
+
 /// The models attached to one lane, and the request states on its device.
 pub(crate) struct Worker {
     models: HashMap<ModelId, Result<Attached, ExecError>>,
     slots: WalkSlots,
     account: Arc<DeviceCounters>,
-    /// See [`MIN_GATHER`](crate::run::gatherer::MIN_GATHER).
-    min_gather: Duration,
+    /// See [`MIN_HOST_TIME`](crate::run::second_thread::MIN_HOST_TIME).
+    min_host_time: Duration,
     /// Time of the next look for memory to give back; `None` if there is none.
     release_at: Option<Instant>,
     /// Whether a sampled row of a model may wait for its comparison.
     has_samples: bool,
-    /// A model of which tasks are to be prepared while another one runs from now on, or no longer
-    /// if it is `None`.
+    /// A model whose tasks use the second thread from now on, or no longer if it is `None`.
     ahead_change: Option<(ModelId, Option<LaneModel>)>,
 }
 
 impl Worker {
-    pub(crate) fn new(account: Arc<DeviceCounters>, slots: WalkSlots, min_gather: Duration) -> Worker {
+    pub(crate) fn new(account: Arc<DeviceCounters>, slots: WalkSlots, min_host_time: Duration) -> Worker {
         Worker {
             models: HashMap::new(),
             slots,
             account,
-            min_gather,
+            min_host_time,
             release_at: None,
             has_samples: false,
             ahead_change: None,
@@ -96,9 +111,17 @@ impl Worker {
         self.has_samples
     }
 
-    /// Takes a change of whether tasks of a model are prepared while another one runs.
+    /// Takes a change of whether tasks of a model use the second thread.
     pub(crate) fn take_ahead_change(&mut self) -> Option<(ModelId, Option<LaneModel>)> {
         self.ahead_change.take()
+    }
+
+    /// Notes the time that a task of a model took from the end of its run until its result was told
+    /// and decided upon.
+    pub(crate) fn note_answer(&mut self, model: ModelId, took: Duration) {
+        if let Some(Ok(attached)) = self.models.get_mut(&model) {
+            attached.note_answer(took);
+        }
     }
 
     /// Runs a task, and notes when the memory that it used is to be given back.
@@ -108,7 +131,7 @@ impl Worker {
         prepared: Option<Box<PreparedTask>>,
         ready: Instant,
         stopped: &dyn Fn() -> bool,
-    ) -> Result<CompletedTask, ExecError> {
+    ) -> Result<Executed, ExecError> {
         let done = self.run_task(task, prepared, ready, stopped);
         self.note_end(task.model);
         done
@@ -172,7 +195,7 @@ impl Worker {
         prepared: Option<Box<PreparedTask>>,
         ready: Instant,
         stopped: &dyn Fn() -> bool,
-    ) -> Result<CompletedTask, ExecError> {
+    ) -> Result<Executed, ExecError> {
         let attached = match self.models.get_mut(&task.model) {
             Some(Ok(attached)) => attached,
             Some(Err(cause)) => return Err(cause.clone()),
@@ -189,20 +212,21 @@ impl Worker {
             let alone = || plan.sharing.is_stopped();
             let terms = RerunTerms { ready, until: &|at| task.members[at].until, stopped: &stopped, alone: &alone };
             let (runner, mut buffers) = (&mut attached.ready.runner, attached.model.buffers.take(block));
-            return cells::execute(&plan, &cells, runner, buffers.set_mut(), task, &terms, &self.account);
+            let done = cells::execute(&plan, &cells, runner, buffers.set_mut(), task, &terms, &self.account);
+            return done.map(Executed::Completed);
         }
         let prepared = prepared.and_then(|prepared| prepared.resumed(attached.model.attachment));
         let prepared = prepared.map_or_else(|| prepare(&attached.model, task, &self.slots), Ok)?;
-        let ran = prepared
-            .run(task, TaskRun { attached, slots: &self.slots, account: &self.account, ready, stopped: &stopped })?;
-        if task.block != BlockId(0) {
-            return ran.finish(task, &self.slots, &self.account);
+        let run = TaskRun { attached, slots: &self.slots, account: &self.account, ready, stopped: &stopped };
+        let ran = prepared.run(task, run)?;
+        let (gathered, mut host_time) = (ran.gathered(), Duration::ZERO);
+        if task.block == BlockId(0) {
+            host_time = attached.note_gather(gathered);
+            if let Some(pays) = attached.needs_second_thread(self.min_host_time) {
+                self.ahead_change = Some((task.model, pays.then(|| attached.model.clone())));
+            }
         }
-        let gather_ns = ran.gather_ns();
-        if let Some(pays) = attached.note_gather(gather_ns, self.min_gather) {
-            self.ahead_change = Some((task.model, pays.then(|| attached.model.clone())));
-        }
-        let done = ran.finish(task, &self.slots, &self.account)?;
-        Ok(CompletedTask { gathered: Duration::from_nanos(gather_ns), ..done })
+        let uses_second = attached.uses_second_thread && ran.is_last_block(task);
+        Ok(Executed::Ran { ran: Box::new(ran), gathered, host_time, uses_second })
     }
 }

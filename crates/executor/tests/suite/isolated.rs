@@ -368,17 +368,19 @@ impl WideRows {
     }
 }
 
-/// Batches of some megabytes take long enough to gather that the next one is gathered and sent to
-/// the process while one runs.
+/// Batches of some megabytes take long to gather. So the next one is gathered and sent to the
+/// process while one runs, and the answers of the one before are fetched.
 #[test]
 fn batches_that_were_sent_ahead_are_answered_as_any_others() {
     for fixture in [isolated_cpu(), isolated_onnxruntime_of_two_lanes()] {
         let stand = fixture.stand(&fixture.any_width);
         for width in [300_000, 500_000, 150_000] {
-            let (rows, before) = (WideRows::new(width), stand.device.tasks_gathered_ahead());
+            let (rows, device) = (WideRows::new(width), &stand.device);
+            let before = (device.tasks_gathered_ahead(), device.tasks_answered_beside());
             until(|| {
                 assert_eq!(rows.run(&stand, 10, |_| ()), 0);
-                (stand.device.tasks_gathered_ahead() >= before + 5).then_some(())
+                let (ahead, beside) = (device.tasks_gathered_ahead(), device.tasks_answered_beside());
+                (ahead >= before.0 + 5 && beside >= before.1 + 5).then_some(())
             });
         }
     }

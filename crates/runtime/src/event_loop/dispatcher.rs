@@ -88,8 +88,8 @@ pub(crate) struct EndedTask {
     pub(crate) lost: Option<Loss>,
     /// Start of the execution.
     pub(crate) started: Time,
-    /// Time to gather the batch beside another one; zero if the device does not do so.
-    pub(crate) gathered: Duration,
+    /// See [`TaskResult::host_time`].
+    pub(crate) host_time: Duration,
     /// Size and duration of the execution.
     pub(crate) ran: Ran,
 }
@@ -247,7 +247,7 @@ impl Dispatcher {
         result: TaskResult,
         jobs: &mut JobTable,
     ) -> Option<EndedTask> {
-        let TaskResult { id: task, outcome, rerun, lost, started, finished, gathered, holds_next: _ } = result;
+        let TaskResult { id: task, outcome, rerun, lost, started, finished, host_time, holds_next: _ } = result;
         if !self.slots.end(from) {
             return None;
         }
@@ -274,7 +274,7 @@ impl Dispatcher {
         self.tasks.recycle_nodes(nodes);
         let ran = Ran { block, rows, length, took: finished - started, alone: times.alone };
         let (expected, rerun) = (times.expected, rerun.is_some());
-        Some(EndedTask { task, outcome, members, results, model, expected, rerun, lost, started, gathered, ran })
+        Some(EndedTask { task, outcome, members, results, model, expected, rerun, lost, started, host_time, ran })
     }
 
     /// Ends a task on its lane, for the detector of hangs, the expected ends and the device's busy

@@ -10,7 +10,7 @@ use crate::learn::shapes::{ShapeSource, ShapeTable};
 use crate::requests::jobs::LiveJob;
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
 use ripieno_calibration::{Calibration, Ran, Speeds};
-use ripieno_executor::{MIN_GATHER, Payload};
+use ripieno_executor::{MIN_HOST_TIME, Payload};
 use ripieno_model::{Block, Extent, Model, Profile};
 use ripieno_sched::{NetworkDelay, RequestClass, Shape};
 use std::sync::Arc;
@@ -41,9 +41,9 @@ pub(crate) struct LiveModel {
     /// The shapes in use, if requests differ in shape.
     shapes: Option<ShapeTable>,
     calibration: Calibration,
-    /// Times in which devices gather batches beside others that compute.
+    /// Times of the host between two computations, during which devices can compute.
     gathering: DataDelay,
-    /// The delay of gathering that the core plans with.
+    /// The delay by these times that the core plans with.
     gather_delay: NetworkDelay,
 }
 
@@ -53,8 +53,8 @@ pub(crate) struct LearntTask {
     pub(crate) ran: Ran,
     /// Class of the requests.
     pub(crate) class: RequestClass,
-    /// Time to gather the batch beside another one; zero if the device does not do so.
-    pub(crate) gathered: Duration,
+    /// See [`TaskResult::host_time`](ripieno_executor::TaskResult::host_time).
+    pub(crate) host_time: Duration,
     /// Quantile of these times that is planned with, in thousandths.
     pub(crate) gather_permille: u32,
     /// Whether the whole task ran once and without an error.
@@ -244,18 +244,18 @@ impl LiveModel {
         LearntCosts { better, cost: cost_known.then(|| class.cost.of(profiled)), gather_delay }
     }
 
-    /// Learns from the time to gather a batch. Returns the delay to plan with if it has changed.
+    /// Learns from the host's time for a batch. Returns the delay to plan with if it has changed.
     fn learn_gathering(&mut self, task: &LearntTask) -> Option<NetworkDelay> {
-        if task.gathered.is_zero() {
+        if task.host_time.is_zero() {
             return None;
         }
-        self.gathering.add(task.ran.rows, task.gathered);
+        self.gathering.add(task.ran.rows, task.host_time);
         if !self.gathering.samples().is_multiple_of(GATHERED_BATCHES) {
             return None;
         }
         let delay = self.gathering.planned(task.gather_permille);
-        let least = Nanos(i64::try_from(MIN_GATHER.as_nanos()).unwrap_or(i64::MAX));
-        // A device does not gather such batches beside another one.
+        let least = Nanos(i64::try_from(MIN_HOST_TIME.as_nanos()).unwrap_or(i64::MAX));
+        // A device does not use the host for such batches beside another one.
         let delay = if delay.lead(self.model().max_batch) < least { NetworkDelay::default() } else { delay };
         (std::mem::replace(&mut self.gather_delay, delay) != delay).then_some(delay)
     }

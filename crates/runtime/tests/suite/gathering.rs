@@ -54,11 +54,11 @@ impl Device for HandDevice {
 }
 
 /// Ends a task that took this long to gather.
-fn end(sink: &Sink, task: &Task, gathered: Duration) {
+fn end(sink: &Sink, task: &Task, host_time: Duration) {
     let (now, outcome) = (Instant::now(), task.members.iter().map(|_| MemberProgress::ended(Vec::new())).collect());
     let (id, outcome) = (task.id, Ok(outcome));
     let (rerun, lost, holds_next) = (None, None, false);
-    sink(TaskResult { id, outcome, rerun, lost, started: now, finished: now, gathered, holds_next });
+    sink(TaskResult { id, outcome, rerun, lost, started: now, finished: now, host_time, holds_next });
 }
 
 #[test]

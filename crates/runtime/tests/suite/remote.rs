@@ -59,7 +59,7 @@ fn run(task: &Task, seen: &Sender<Rows>, does: fn(&TaskMember) -> MemberProgress
         lost: None,
         started: now,
         finished: now,
-        gathered: std::time::Duration::ZERO,
+        host_time: std::time::Duration::ZERO,
         holds_next: false,
     }
 }

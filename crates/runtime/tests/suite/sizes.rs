@@ -88,7 +88,7 @@ impl Executor for Pixels {
                     lost: None,
                     started,
                     finished,
-                    gathered: std::time::Duration::ZERO,
+                    host_time: std::time::Duration::ZERO,
                     holds_next: false,
                 });
             }

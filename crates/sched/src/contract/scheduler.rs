@@ -247,8 +247,8 @@ pub enum Control {
     /// Batches are expected to need this time to reach their devices from now on. A policy without
     /// options for it ignores it.
     NetworkDelayed(NetworkDelay),
-    /// Batches of the model are expected to need this time from now on to be gathered. A device
-    /// gathers its next batch while one computes. A policy without options for a [`NetworkDelay`]
-    /// ignores it.
+    /// The host is expected to need this time from now on between two batches of the model, to
+    /// answer one and to gather the next. A device computes meanwhile. A policy without options for
+    /// a [`NetworkDelay`] ignores it.
     GatherMeasured(ModelId, NetworkDelay),
 }

@@ -1,10 +1,10 @@
 //! Tasks that are sent ahead: the next one is at the device when the running one ends.
 //!
 //! A device in another process would otherwise be idle while the end of a task is reported, the
-//! next task is sent, and its inputs are fetched. A GPU would be idle while inputs are gathered. So
-//! the next batch is formed earlier by the time that this takes for a batch like the running one.
-//! It is the batch that would start when the device is free. If that batch would still wait for
-//! further requests then, none is sent.
+//! next task is sent, and its inputs are fetched. A GPU would be idle while the host answers a
+//! batch and gathers the next. So the next batch is formed earlier by the time that this takes for
+//! a batch like the running one. It is the batch that would start when the device is free. If that
+//! batch would still wait for further requests then, none is sent.
 //!
 //! A full step of cells is queued behind a short one, also on devices of this process. Waiting for
 //! the scheduler after each short step would cost a noticeable part of the capacity.

@@ -303,6 +303,26 @@ fn device_delays(text: &mut MetricsText, state: &ServerState) {
 /// Reads a counter of a device.
 type DeviceCounter = fn(&DeviceSnapshot) -> u64;
 
+const DEVICE_COUNTERS: [(&str, &str, DeviceCounter); 5] = [
+    ("ripieno_device_batches_total", "Batches executed.", |of| of.batches),
+    ("ripieno_rows_gathered_total", "Rows copied to make batches contiguous, once for each tensor.", |of| {
+        of.rows_gathered
+    }),
+    ("ripieno_tasks_without_copy_total", "Batches that took the state of their requests from where it lay.", |of| {
+        of.tasks_without_copy
+    }),
+    (
+        "ripieno_tasks_gathered_ahead_total",
+        "Batches that were gathered while another one computed on their lane.",
+        |of| of.tasks_gathered_ahead,
+    ),
+    (
+        "ripieno_tasks_answered_beside_total",
+        "Batches that were answered while another one computed on their lane.",
+        |of| of.tasks_answered_beside,
+    ),
+];
+
 fn devices(text: &mut MetricsText, state: &ServerState) {
     let devices = state.backend.devices();
     let help = "Devices that take batches, as far as this process knows; 0 without any.";
@@ -322,23 +342,7 @@ fn devices(text: &mut MetricsText, state: &ServerState) {
         let busy = numbers.busy_ns as f64 / 1e9;
         text.sample("ripieno_device_busy_seconds_total", &format!("device=\"{device}\""), busy);
     }
-    let counted: [(&str, &str, DeviceCounter); 4] = [
-        ("ripieno_device_batches_total", "Batches executed.", |of| of.batches),
-        ("ripieno_rows_gathered_total", "Rows copied to make batches contiguous, once for each tensor.", |of| {
-            of.rows_gathered
-        }),
-        (
-            "ripieno_tasks_without_copy_total",
-            "Batches that took the state of their requests from where it lay.",
-            |of| of.tasks_without_copy,
-        ),
-        (
-            "ripieno_tasks_gathered_ahead_total",
-            "Batches that were gathered while another one computed on their lane.",
-            |of| of.tasks_gathered_ahead,
-        ),
-    ];
-    for (name, help, of) in counted {
+    for (name, help, of) in DEVICE_COUNTERS {
         text.family(name, "counter", help);
         devices.iter().for_each(|numbers| text.sample(name, &format!("device=\"{}\"", numbers.id), of(numbers)));
     }

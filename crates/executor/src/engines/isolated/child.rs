@@ -5,9 +5,12 @@
 
 #[cfg(target_os = "linux")]
 use super::cells::serve_cells;
-use super::protocol::{LoadBlock, LoadRequest, PackedTensor, RunReply, RunRequest, fits, receive, send};
-use super::transfer::{InboundTensors, OutboundTensors, OutgoingTensor, accept};
+use super::protocol::{LoadBlock, LoadRequest, PackedTensor, RunReply, RunRequest, receive, send};
+use super::replying::{ReplyEnd, failed};
+use super::transfer::{InboundTensors, accept};
+use crate::contract::input_memory::InputMemory;
 use crate::contract::kept;
+use crate::engines::onnxruntime;
 use crate::{
     BlockSource, CpuEngine, CpuOptions, Device, Executor, GpuOptions, InputRange, LoadError, LoadedModel,
     MemberProgress, ModelSource, OnnxRuntimeEngine, OnnxRuntimeOptions, RequestEntry, Task, TaskMember, TaskResult,
@@ -29,7 +32,7 @@ const LOADING_STACK: usize = 256 << 20;
 pub fn serve_engine() -> io::Result<()> {
     end_before_the_server();
     let mut socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    let (mut outbound, inbound) = accept(&socket)?;
+    let (outbound, inbound) = accept(&socket)?;
     let load: LoadRequest = receive(&mut socket)?;
     #[cfg(target_os = "linux")]
     if let Some(cells) = &load.cells {
@@ -41,7 +44,9 @@ pub fn serve_engine() -> io::Result<()> {
     };
     send(&mut socket, &RunReply::default())?;
     let buffers = inbound.buffers();
-    let batches = read(socket.try_clone()?, BatchReader::new(inbound))?;
+    let memories = served.models.iter().map(|model| onnxruntime::input_memory(&**model)).collect();
+    let batches = read(socket.try_clone()?, BatchReader::new(inbound, memories))?;
+    let replies = ReplyEnd::new(socket, outbound)?;
     loop {
         let ReceivedBatch { request, inputs, shared } = match batches.recv_timeout(kept::IDLE) {
             Ok(batch) => batch,
@@ -51,21 +56,13 @@ pub fn serve_engine() -> io::Result<()> {
             }
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
         };
-        let number = request.number;
         let bound = usize::try_from(request.kept_bound).unwrap_or(usize::MAX);
         // The server counts the shared memory.
-        let counted = |outbound: &OutboundTensors| shared + outbound.shared_bytes();
-        kept::bound_kept_bytes(bound.saturating_add(counted(&outbound)));
-        let outputs = inputs.and_then(|inputs| served.run(&request, inputs, &mut outbound));
-        let kept = kept::kept_bytes().saturating_sub(counted(&outbound)) as u64;
-        let done = outputs.map(|outputs| RunReply { outputs, number, kept, ..RunReply::default() });
-        let done = done.and_then(|done| fits(&done).map(|()| done));
-        send(&mut socket, &done.unwrap_or_else(|cause| failed(number, cause)))?;
+        kept::bound_kept_bytes(bound.saturating_add(shared + replies.shared_bytes()));
+        let outputs = inputs.and_then(|inputs| served.run(&request, inputs));
+        let kept = kept::kept_bytes().saturating_sub(shared + replies.shared_bytes()) as u64;
+        replies.answer(&request, outputs, kept)?;
     }
-}
-
-fn failed(number: u64, cause: String) -> RunReply {
-    RunReply { error: Some(cause), number, ..RunReply::default() }
 }
 
 /// Makes this process end with the server even if it hangs. Also makes Linux kill this process
@@ -104,12 +101,14 @@ pub(super) struct ReceivedBatch {
 /// Reads the inputs of batches, and keeps those that came ahead.
 pub(super) struct BatchReader {
     inbound: InboundTensors,
+    /// Memory of the engine for the inputs of each block, if it has some.
+    memories: Vec<Option<Box<dyn InputMemory>>>,
     ahead: Option<(u64, Result<Vec<Tensor>, String>)>,
 }
 
 impl BatchReader {
-    pub(super) fn new(inbound: InboundTensors) -> BatchReader {
-        BatchReader { inbound, ahead: None }
+    pub(super) fn new(inbound: InboundTensors, memories: Vec<Option<Box<dyn InputMemory>>>) -> BatchReader {
+        BatchReader { inbound, memories, ahead: None }
     }
 
     /// Returns the batch of a request; `None` if the request is of inputs only.
@@ -118,7 +117,7 @@ impl BatchReader {
         let inputs = match came_ahead {
             Some((_, inputs)) => inputs,
             None if request.was_sent => Err("its inputs have not come".to_owned()),
-            None => self.unpack(std::mem::take(&mut request.inputs)),
+            None => self.unpack(request.block, std::mem::take(&mut request.inputs)),
         };
         if request.is_ahead {
             self.ahead = Some((request.number, inputs));
@@ -127,8 +126,9 @@ impl BatchReader {
         Some(ReceivedBatch { request, inputs, shared: self.inbound.shared_bytes() })
     }
 
-    fn unpack(&mut self, mut inputs: Vec<PackedTensor>) -> Result<Vec<Tensor>, String> {
-        self.inbound.unpack(&mut inputs).map_err(|cause| format!("its inputs cannot be read: {cause}"))?;
+    fn unpack(&mut self, block: u32, mut inputs: Vec<PackedTensor>) -> Result<Vec<Tensor>, String> {
+        let memory = self.memories.get(block as usize).and_then(Option::as_deref);
+        self.inbound.unpack(&mut inputs, memory).map_err(|cause| format!("its inputs cannot be read: {cause}"))?;
         inputs.into_iter().map(tensor).collect()
     }
 }
@@ -192,12 +192,7 @@ impl ChildEngine {
         Ok(ChildEngine { device, models, results })
     }
 
-    fn run(
-        &self,
-        batch: &RunRequest,
-        inputs: Vec<Tensor>,
-        outbound: &mut OutboundTensors,
-    ) -> Result<Vec<PackedTensor>, String> {
+    fn run(&self, batch: &RunRequest, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, String> {
         if batch.alone {
             self.models[batch.block as usize].stop_batches("the server runs each request alone");
         }
@@ -210,8 +205,7 @@ impl ChildEngine {
         self.device.submit(task).map_err(|_| "the engine is busy".to_owned())?;
         let result = self.results.recv().map_err(|cause| cause.to_string())?;
         let progress: Vec<MemberProgress> = result.whole().map_err(|cause| cause.0)?;
-        let outputs: Vec<Tensor> = progress.into_iter().flat_map(|progress| progress.outputs).collect();
-        outbound.pack(&outputs.iter().map(outgoing).collect::<Vec<_>>(), false)
+        Ok(progress.into_iter().flat_map(|progress| progress.outputs).collect())
     }
 }
 
@@ -237,9 +231,4 @@ fn source(load: &LoadRequest, block: &LoadBlock) -> ModelSource {
 fn tensor(packed: PackedTensor) -> Result<Tensor, String> {
     let datatype = packed.datatype()?;
     Ok(Tensor { name: packed.name.into(), datatype, shape: packed.shape, data: packed.data })
-}
-
-fn outgoing(tensor: &Tensor) -> OutgoingTensor<'_> {
-    let Tensor { name, datatype, shape, data } = tensor;
-    OutgoingTensor { name, datatype: *datatype, shape: shape.clone(), data }
 }

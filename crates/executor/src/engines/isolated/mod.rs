@@ -17,7 +17,8 @@
 //!
 //! The tensors of large batches go through memory that both sides have mapped, and neither trusts;
 //! see [`transfer`]. A batch that was gathered while another one runs is sent meanwhile, too, so
-//! that only its number is left to send; see [`sending`].
+//! that only its number is left to send; see [`sending`]. Large outputs are copied while the next
+//! batch runs; see [`receiving`].
 //!
 //! Rejected: one process for all batches of a model, which would have to be asynchronous.
 
@@ -25,11 +26,14 @@ mod ahead;
 #[cfg(target_os = "linux")]
 mod cells;
 mod child;
+mod connection;
 mod declaration;
 mod environment;
 mod life;
 mod protocol;
 mod python;
+mod receiving;
+mod replying;
 mod sending;
 #[cfg(target_os = "linux")]
 mod shared;
@@ -48,10 +52,11 @@ pub use python::PythonEngine;
 use crate::contract::model::{EngineData, EngineModel, OnnxBlocks};
 use crate::run::plan::{BlockIo, ModelPlan};
 use crate::run::rows::BatchTensor;
-use crate::run::runner::{BlockCall, ProcessDown, ReadyModel, Runner, SendAhead};
+use crate::run::runner::{BlockCall, BlockOutputs, ComingOutputs, ProcessDown, ReadyModel, Runner, SendAhead};
 use crate::{BlockSource, ExecError, GpuOptions, Isolation, LoadError, LoadedModel, Loss, ModelSource, Outage};
 use ahead::AheadSender;
-use protocol::{LoadBlock, LoadGpu, LoadRequest, RangeMessage, RunReply, RunRequest, fits};
+use protocol::{LoadBlock, LoadGpu, LoadRequest, PackedTensor, RangeMessage, RunReply, RunRequest, fits};
+use receiving::FollowingOutputs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use supervisor::ProcessPool;
@@ -213,8 +218,9 @@ struct ProcessRunner {
 }
 
 impl ProcessRunner {
-    /// Runs a batch in a process and returns its reply, with the data of all tensors.
-    fn exchange(&mut self, call: &BlockCall<'_>) -> Result<RunReply, ExecError> {
+    /// Runs a batch in a process and returns its reply with the data of all tensors, and its
+    /// outputs if they follow.
+    fn exchange(&mut self, call: &BlockCall<'_>) -> Result<(RunReply, Option<FollowingOutputs>), ExecError> {
         let block = self.functions[call.block];
         let mut connection = self.processes.acquire(call.sent).map_err(|outage| {
             self.down.set(Loss { retry_after: outage.retry_after, inside: false });
@@ -227,7 +233,10 @@ impl ProcessRunner {
         let run = packed.and_then(|inputs| {
             let (rows, alone, was_sent) = (call.rows as u64, self.plan.sharing.is_stopped(), inputs.is_none());
             let inputs = inputs.unwrap_or_default();
-            let run = RunRequest { number, block, rows, inputs, alone, kept_bound, was_sent, is_ahead: false };
+            // A Python model's process answers each batch whole.
+            let may_follow = call.outputs_may_follow && self.processes.declared().is_none();
+            let is_ahead = false;
+            let run = RunRequest { number, block, rows, inputs, alone, kept_bound, was_sent, is_ahead, may_follow };
             fits(&run).map(|()| run)
         });
         let run = match run {
@@ -239,18 +248,16 @@ impl ProcessRunner {
         };
         match connection.run(&run, |end| self.ahead.open(end)) {
             Ok(done) => {
-                if done.error.is_none() {
+                if done.0.error.is_none() {
                     self.processes.warm_up().record(block as usize, call);
                 }
                 self.processes.release(connection);
                 Ok(done)
             }
             Err(cause) => {
-                let end = connection.give_up(&cause);
-                self.down.set(Loss { retry_after: self.processes.back_in(), inside: true });
-                Err(ExecError(format!(
-                    "the process of the model's engine ended with the batch that the request was in: {end}"
-                )))
+                let (cause, loss) = lost(&self.processes, &connection.give_up(&cause));
+                self.down.set(loss);
+                Err(cause)
             }
         }
     }
@@ -273,23 +280,72 @@ impl Runner for ProcessRunner {
     }
 
     fn run(&mut self, call: &BlockCall<'_>) -> Result<Vec<BatchTensor>, ExecError> {
-        let mut done = self.exchange(call)?;
+        match self.compute(&BlockCall { outputs_may_follow: false, ..*call })? {
+            BlockOutputs::Here(outputs) => Ok(outputs),
+            BlockOutputs::Coming(outputs) => outputs.receive().map_err(|(cause, _)| cause),
+        }
+    }
+
+    fn compute(&mut self, call: &BlockCall<'_>) -> Result<BlockOutputs, ExecError> {
+        let (done, following) = self.exchange(call)?;
         if let Some(cause) = done.error {
             return Err(ExecError(cause));
         }
-        let outputs = self.plan.blocks[call.block].outputs.iter().map(|&output| {
-            let output = &self.plan.values[output];
-            let refuse =
-                |cause: &str| ExecError(format!("output '{}' of model '{}': {cause}", output.name, self.plan.name));
-            let at = done.outputs.iter().position(|packed| packed.name == *output.name);
-            let packed = done.outputs.swap_remove(at.ok_or_else(|| refuse("the process did not give it"))?);
-            let batch = packed.into_batch().map_err(|cause| refuse(&cause))?;
-            match batch.datatype == output.spec.datatype {
-                true => Ok(batch),
-                false => Err(refuse(&format!("it is {}, not {}", batch.datatype, output.spec.datatype))),
+        let (plan, block) = (Arc::clone(&self.plan), call.block);
+        match following {
+            Some(following) => {
+                let processes = Arc::clone(&self.processes);
+                Ok(BlockOutputs::Coming(Box::new(ComingFromProcess { plan, block, processes, following })))
             }
-        });
-        outputs.collect()
+            None => outputs_of(&plan, block, done.outputs).map(BlockOutputs::Here),
+        }
+    }
+}
+
+/// Returns the outputs of a block, in its order.
+fn outputs_of(plan: &ModelPlan, block: usize, mut given: Vec<PackedTensor>) -> Result<Vec<BatchTensor>, ExecError> {
+    let outputs = plan.blocks[block].outputs.iter().map(|&output| {
+        let output = &plan.values[output];
+        let refuse = |cause: &str| ExecError(format!("output '{}' of model '{}': {cause}", output.name, plan.name));
+        let at = given.iter().position(|packed| packed.name == *output.name);
+        let packed = given.swap_remove(at.ok_or_else(|| refuse("the process did not give it"))?);
+        let batch = packed.into_batch().map_err(|cause| refuse(&cause))?;
+        match batch.datatype == output.spec.datatype {
+            true => Ok(batch),
+            false => Err(refuse(&format!("it is {}, not {}", batch.datatype, output.spec.datatype))),
+        }
+    });
+    outputs.collect()
+}
+
+/// Returns the error and the loss of a batch whose process has ended so.
+fn lost(processes: &ProcessPool, end: &str) -> (ExecError, Loss) {
+    let cause = format!("the process of the model's engine ended with the batch that the request was in: {end}");
+    (ExecError(cause), Loss { retry_after: processes.back_in(), inside: true })
+}
+
+/// Outputs of a batch that follow its reply.
+struct ComingFromProcess {
+    plan: Arc<ModelPlan>,
+    block: usize,
+    processes: Arc<ProcessPool>,
+    following: FollowingOutputs,
+}
+
+impl ComingOutputs for ComingFromProcess {
+    fn have_rows(&self, rows: usize) -> bool {
+        let shapes = self.following.shapes();
+        shapes.iter().all(|shape| shape.first().is_some_and(|&first| usize::try_from(first) == Ok(rows)))
+    }
+
+    fn receive(self: Box<Self>) -> Result<Vec<BatchTensor>, (ExecError, Option<Loss>)> {
+        let ComingFromProcess { plan, block, processes, following } = *self;
+        let given = following.receive().map_err(|end| {
+            let (cause, loss) = lost(&processes, &end);
+            (cause, Some(loss))
+        })?;
+        let given = given.map_err(|cause| (ExecError(cause), None))?;
+        outputs_of(&plan, block, given).map_err(|cause| (cause, None))
     }
 }
 

@@ -1,8 +1,9 @@
 //! Protocol between the server and an engine process: protobuf frames over a socket.
 //!
 //! First the server sends the load request and receives a reply. Then it sends batches, one at a
-//! time, and receives a reply to each. While one runs, it may send the inputs of the next one. A
-//! frame begins with its length. The length is bounded, because the other side may be faulty.
+//! time, and receives a reply to each. While one runs, it may send the inputs of the next one. The
+//! outputs of a batch may come in a second reply, after the next batch was sent. A frame begins
+//! with its length. The length is bounded, because the other side may be faulty.
 
 use crate::contract::buffer::is_aligned;
 use crate::run::rows::BatchTensor;
@@ -221,6 +222,9 @@ pub(super) struct RunRequest {
     /// Whether the inputs were sent ahead.
     #[prost(bool, tag = "8")]
     pub(super) was_sent: bool,
+    /// Whether large outputs may follow the reply.
+    #[prost(bool, tag = "9")]
+    pub(super) may_follow: bool,
 }
 
 /// Result of a batch or of loading: outputs or an error.
@@ -239,6 +243,9 @@ pub(super) struct RunReply {
     /// Bytes that the process keeps for further batches, beside shared memory.
     #[prost(uint64, tag = "5")]
     pub(super) kept: u64,
+    /// Whether the batch has run and its outputs follow in another reply; these have no data.
+    #[prost(bool, tag = "6")]
+    pub(super) follows: bool,
 }
 
 /// A tensor whose first dimension is the rows of the batch.

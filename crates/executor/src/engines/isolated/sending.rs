@@ -85,7 +85,7 @@ mod tests {
             let (one, two) = UnixStream::pair().unwrap();
             let (outbound, _) = offer(&one).unwrap();
             let (_, inbound) = accept(&two).unwrap();
-            Ends { server: SendingEnd::new(one, outbound), process: two, reader: BatchReader::new(inbound) }
+            Ends { server: SendingEnd::new(one, outbound), process: two, reader: BatchReader::new(inbound, Vec::new()) }
         }
 
         fn send_ahead(&mut self, number: u64, data: &[u8]) {

@@ -1,9 +1,10 @@
 //! Supervision of a model's engine processes, with one thread per process.
 
 use super::Isolation;
+use super::connection::ProcessConnection;
 use super::declaration::accept;
 use super::environment::{diagnose_python, set_environment, set_threads};
-use super::life::{Life, ProcessConnection, is_timeout};
+use super::life::{Life, is_timeout};
 use super::protocol::{Declaration, LoadRequest, RunReply, RunRequest, receive, send};
 use super::transfer::offer;
 use super::warm_up::ProcessWarmUp;

@@ -13,6 +13,7 @@ use super::shared::{GrowingMemory, SharedRegions};
 #[cfg(not(target_os = "linux"))]
 use super::unshared::{NoMemory as GrowingMemory, NoRegions as SharedRegions};
 use crate::contract::buffer::AlignedBuffer;
+use crate::contract::input_memory::InputMemory;
 use crate::contract::kept::KeptBytes;
 use crate::run::rows::EngineInput;
 use bytes::Bytes;
@@ -24,7 +25,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 /// Smallest total size of tensors that go through shared memory.
-const MIN_SHARED: usize = 64 << 10;
+pub(super) const MIN_SHARED: usize = 64 << 10;
 /// Alignment of tensors in shared memory.
 const ALIGNMENT: usize = 64;
 /// Number of read buffers that are kept.
@@ -138,8 +139,9 @@ impl InboundTensors {
         self.buffers.clone()
     }
 
-    /// Fetches the data of received tensors from shared memory.
-    pub(super) fn unpack(&mut self, tensors: &mut [PackedTensor]) -> io::Result<()> {
+    /// Fetches the data of received tensors from shared memory, into the memory of their engine
+    /// where it has some.
+    pub(super) fn unpack(&mut self, tensors: &mut [PackedTensor], to: Option<&dyn InputMemory>) -> io::Result<()> {
         // Ranges that overlap could ask for many times the shared memory.
         let mut left = MAX_SHARED;
         for tensor in tensors {
@@ -149,10 +151,19 @@ impl InboundTensors {
             let length = usize::try_from(length).ok().filter(|&length| length <= left).ok_or_else(none)?;
             left -= length;
             let at = usize::try_from(at).map_err(|_| none())?;
-            let mut lent = self.buffers.take(length);
-            region.read(at, lent.buffer.first_mut(length))?;
+            let mut space = to.and_then(|to| to.take(tensor.datatype().ok()?, &tensor.shape));
+            tensor.data = match space.take_if(|space| space.bytes_mut().len() == length) {
+                Some(mut space) => {
+                    region.read(at, space.bytes_mut())?;
+                    space.freeze()
+                }
+                None => {
+                    let mut lent = self.buffers.take(length);
+                    region.read(at, lent.buffer.first_mut(length))?;
+                    Bytes::from_owner(lent)
+                }
+            };
             self.kept.raise_to(at + length);
-            tensor.data = Bytes::from_owner(lent);
         }
         Ok(())
     }
@@ -232,7 +243,7 @@ mod tests {
                 assert!(
                     packed.iter().all(|packed| packed.shared.is_some() == large && packed.data.is_empty() == large)
                 );
-                child.1.unpack(&mut packed).unwrap();
+                child.1.unpack(&mut packed, None).unwrap();
                 assert_eq!(packed.iter().map(|packed| packed.data.to_vec()).collect::<Vec<_>>(), parts);
             }
         }
@@ -243,7 +254,7 @@ mod tests {
         child.1.buffers().release();
         assert_eq!((server.0.shared_bytes(), child.1.buffers.0.lock().len()), (0, 0));
         let mut packed = server.0.pack(&[tensor(&[7; MIN_SHARED])], false).unwrap();
-        child.1.unpack(&mut packed).unwrap();
+        child.1.unpack(&mut packed, None).unwrap();
         assert_eq!(packed[0].data, vec![7; MIN_SHARED], "it can be used again");
     }
 
@@ -255,7 +266,7 @@ mod tests {
             let byte = round as u8;
             let packed = server.0.pack(&[tensor(&vec![byte; size * MIN_SHARED])], before.is_some()).unwrap();
             if let Some((mut packed, byte)) = before.replace((packed, byte)) {
-                child.1.unpack(&mut packed).unwrap();
+                child.1.unpack(&mut packed, None).unwrap();
                 assert!(packed[0].data.iter().all(|&read| read == byte), "round {round}");
             }
         }
@@ -270,11 +281,11 @@ mod tests {
         (server.0.region, child.1.region) = (None, None);
         let data = vec![7; 2 * MIN_SHARED];
         let mut packed = server.0.pack(&[tensor(&data)], false).unwrap();
-        child.1.unpack(&mut packed).unwrap();
+        child.1.unpack(&mut packed, None).unwrap();
         assert_eq!(packed[0].data, data);
         let shared = Some(SharedRange { at: 0, length: 1 });
         let faulty = PackedTensor { shared, ..packed.remove(0) };
-        assert!(child.1.unpack(&mut [faulty]).is_err());
+        assert!(child.1.unpack(&mut [faulty], None).is_err());
     }
 
     #[test]
@@ -284,11 +295,11 @@ mod tests {
         let packed = child.0.pack(&[tensor(&data)], false).unwrap().remove(0);
         for (at, length) in [(u64::MAX, 1), (0, u64::MAX), (0, MAX_SHARED as u64), (1 << 40, 1)] {
             let shared = Some(SharedRange { at, length });
-            let cause = server.1.unpack(&mut [PackedTensor { shared, ..packed.clone() }]).unwrap_err();
+            let cause = server.1.unpack(&mut [PackedTensor { shared, ..packed.clone() }], None).unwrap_err();
             assert_eq!(cause.kind(), io::ErrorKind::InvalidData, "{at} {length}");
         }
         let shared = Some(SharedRange { at: 0, length: MIN_SHARED as u64 });
         let mut overlapping = vec![PackedTensor { shared, ..packed }; MAX_SHARED / MIN_SHARED + 1];
-        assert!(server.1.unpack(&mut overlapping).is_err(), "more than is shared");
+        assert!(server.1.unpack(&mut overlapping, None).is_err(), "more than is shared");
     }
 }

@@ -92,7 +92,8 @@ mod tests {
     fn record(warm_up: &ProcessWarmUp, block: usize, rows: usize, data: &[u8]) {
         let input = EngineInput { name: "x", datatype: DataType::Uint8, row_shape: &[2], rows, data, whole: false };
         let (ready, inputs) = (Instant::now(), &[input]);
-        warm_up.record(block, &BlockCall { block, rows, length: 1, ready, inputs, sent: None });
+        warm_up
+            .record(block, &BlockCall { block, rows, length: 1, ready, inputs, sent: None, outputs_may_follow: false });
     }
 
     /// Returns the block, the shape and the data of each batch.

@@ -15,11 +15,13 @@
 //! batch size. Within a process only one session is created or runs at a time: while one of them
 //! records work for the GPU, waiting for the GPU in another is an error.
 //!
-//! On the CPU gathered batches are read in place; on GPUs they are copied into bound buffers.
+//! On the CPU gathered batches are read in place; on GPUs they are copied into bound tensors, or
+//! were received into them.
 //! Outputs stay in the library's memory until the last answer that contains them is sent.
 
 mod bound;
 mod cuda;
+mod inputs;
 mod library;
 mod places;
 mod pool;
@@ -31,6 +33,7 @@ pub use cuda::GpuOptions;
 pub(crate) use cuda::find_gpus;
 
 use crate::contract::flow::FlowValue;
+use crate::contract::input_memory::InputMemory;
 use crate::contract::model::{EngineData, EngineModel, read_blocks};
 use crate::engines::isolated::{self, ProcessEngine};
 use crate::probe::values::EngineLimits;
@@ -41,6 +44,7 @@ use crate::run::runner::{BlockCall, ReadyModel, Runner};
 use crate::{Device, ExecError, Executor, LoadError, LoadedModel, ModelSource, Sink};
 use bound::BoundTensors;
 use cuda::SearchPaths;
+use inputs::{InputTensors, ReceivedInputs};
 use library::Library;
 use ort::logging::LogLevel;
 use ort::session::{Session, SessionInputValue, SessionOutputs, builder::SessionBuilder};
@@ -51,9 +55,9 @@ use ripieno_model::DataType;
 use shrink::SessionArena;
 use sized::SizedSessions;
 use std::borrow::Cow;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use tensors::InputAddresses;
 
 const NAME: &str = "onnxruntime";
@@ -208,6 +212,8 @@ impl Executor for OnnxRuntimeEngine {
             binds,
             gpu_options: source.gpu,
             files: files.collect(),
+            inputs: self.places.all().map(|_| read.blocks.iter().map(|_| OnceLock::new()).collect()).collect(),
+            unbatched: read.plan.unbatched,
             pools: self.places.all().map(SessionPool::new).collect(),
         };
         // One session at least shows whether the library runs the model.
@@ -244,6 +250,9 @@ struct SessionPools {
     binds: bool,
     gpu_options: GpuOptions,
     files: Vec<BlockFile>,
+    unbatched: bool,
+    /// Input tensors by place and block, if tensors are bound, once there is a session.
+    inputs: Vec<Vec<OnceLock<Arc<InputTensors>>>>,
     /// One pool for each place.
     pools: Vec<SessionPool>,
 }
@@ -273,39 +282,59 @@ impl SessionPools {
     fn grow(&self, place: usize) -> Result<(), LoadError> {
         let pool = &self.pools[place];
         while pool.reserve() {
-            let made = self.make(pool.place.ordinal()).inspect_err(|_| pool.unreserve())?;
+            let made = self.make(place).inspect_err(|_| pool.unreserve())?;
             pool.release(made);
         }
         Ok(())
     }
 
-    fn make(&self, gpu: Option<u32>) -> Result<BlockSessions, LoadError> {
-        let _turn = turn(gpu);
-        let first = |block| Ok(SizedSessions::new(self.make_one(block, gpu)?, self.files[block].by_size));
+    fn make(&self, place: usize) -> Result<BlockSessions, LoadError> {
+        let _turn = turn(self.pools[place].place.ordinal());
+        let first = |block| Ok(SizedSessions::new(self.make_one(block, place)?, self.files[block].by_size));
         (0..self.files.len()).map(first).collect()
     }
 
-    fn make_one(&self, block: usize, gpu: Option<u32>) -> Result<BlockSession, LoadError> {
-        let path = &self.files[block].path;
-        self.session(path, gpu).map_err(|cause| {
+    fn make_one(&self, block: usize, place: usize) -> Result<BlockSession, LoadError> {
+        let (path, gpu) = (&self.files[block].path, self.pools[place].place.ordinal());
+        self.session(block, place).map_err(|cause| {
             let (file, fix) = (path.display(), fix(gpu, &cause));
             LoadError(format!("{file}: onnxruntime cannot load it: {cause}; {fix}"))
         })
     }
 
-    fn session(&self, path: &Path, gpu: Option<u32>) -> Result<BlockSession, ort::Error> {
+    fn session(&self, block: usize, place: usize) -> Result<BlockSession, ort::Error> {
+        let gpu = self.pools[place].place.ordinal();
         let builder = Session::builder(&self.library.environment)?;
         let mut builder = match gpu {
             Some(ordinal) => cuda::configure(configure(builder, 1)?, ordinal, self.gpu_options)?,
             None => configure(builder, self.threads)?,
         };
-        let session = builder.commit_from_file(path)?;
-        let bound = self.binds.then(|| BoundTensors::new(&session, gpu)).transpose()?;
+        let session = builder.commit_from_file(&self.files[block].path)?;
+        let bound = self.binds.then(|| self.bound(&session, block, place)).transpose()?;
         if gpu.is_none() {
             shrink::begin_arena(&session)?;
         }
         Ok(BlockSession { session, bound, arena: SessionArena::default() })
     }
+
+    /// Returns the binding of a session.
+    fn bound(&self, session: &Session, block: usize, place: usize) -> Result<BoundTensors, ort::Error> {
+        let (gpu, inputs) = (self.pools[place].place.ordinal(), &self.inputs[place][block]);
+        if inputs.get().is_none() {
+            // Another thread may have been first.
+            let _ = inputs.set(InputTensors::new(bound::host_memory(session, gpu)?, gpu));
+        }
+        BoundTensors::new(session, gpu, inputs.wait())
+    }
+}
+
+/// Returns the memory into which the batches of a model's first block can be received, at its first
+/// place. `None` if it gains nothing, or if another engine loaded the model.
+pub(crate) fn input_memory(loaded: &dyn LoadedModel) -> Option<Box<dyn InputMemory>> {
+    let model = EngineModel::<Arc<SessionPools>>::of(loaded, NAME).ok()?;
+    let SessionPools { inputs, unbatched, .. } = &*model.data;
+    let tensors = Arc::clone(inputs[0][0].get()?);
+    Some(Box::new(ReceivedInputs { tensors, unbatched: *unbatched }))
 }
 
 /// Waits until no other session of this process is created or runs on a GPU.
@@ -367,7 +396,7 @@ impl Runner for OrtRunner {
         let gpu = pool.place.ordinal();
         let mut lent = pool.acquire();
         let _turn = turn(gpu);
-        let made = lent.sessions[call.block].for_rows(call.rows, || self.pools.make_one(call.block, gpu));
+        let made = lent.sessions[call.block].for_rows(call.rows, || self.pools.make_one(call.block, self.place));
         let BlockSession { session, bound, arena } = made.map_err(|cause| ExecError(cause.0))?;
         let _growth = gpu.is_none().then(|| arena.watch(call.inputs));
         match bound {

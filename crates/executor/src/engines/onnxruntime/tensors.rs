@@ -7,7 +7,7 @@ use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use half::{bf16, f16};
 use ort::memory::Allocator;
 use ort::session::SessionInputValue;
-use ort::value::{DynValue, PrimitiveTensorElementType, Tensor, TensorRef, ValueType};
+use ort::value::{DynValue, PrimitiveTensorElementType, Tensor, TensorRef, TensorValueTypeMarker, Value, ValueType};
 use ripieno_model::DataType;
 use std::fmt::Debug;
 use std::ops::Range;
@@ -139,7 +139,11 @@ impl AsRef<[u8]> for OutputOwner {
     }
 }
 
-fn value_bytes(value: &DynValue, declared: DataType) -> Result<&[u8], ort::Error> {
+/// Returns the content of a tensor of this type.
+pub(super) fn value_bytes<T: TensorValueTypeMarker + ?Sized>(
+    value: &Value<T>,
+    declared: DataType,
+) -> Result<&[u8], ort::Error> {
     Ok(match declared {
         DataType::Bool => bytemuck::cast_slice(value.try_extract_tensor::<bool>()?.1),
         DataType::Uint8 => value.try_extract_tensor::<u8>()?.1,

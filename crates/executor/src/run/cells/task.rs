@@ -290,8 +290,17 @@ impl CellBatch<'_> {
         let rows = wanted.len().max(runner.min_rows());
         let (inputs, moved) = assemble(wiring, block, parts, buffers, wanted.len())?;
         spent.gather_ns += watch.lap_ns();
-        let outputs =
-            catch_panic(|| runner.run(&BlockCall { block, rows, length: 1, ready, inputs: &inputs, sent: None }));
+        let outputs = catch_panic(|| {
+            runner.run(&BlockCall {
+                block,
+                rows,
+                length: 1,
+                ready,
+                inputs: &inputs,
+                sent: None,
+                outputs_may_follow: false,
+            })
+        });
         spent.compute_ns += watch.lap_ns();
         account.count(moved.unwrap_or(0), moved == Some(0));
         Ok(CellOutputs::Host(check_outputs(plan, block, outputs?, rows)?))

@@ -1,4 +1,4 @@
-//! Tests of tasks that are gathered while another one runs.
+//! Tests of tasks that are gathered and answered while another one runs.
 
 use super::tests::{Scripted, model, options, task};
 use super::*;
@@ -58,6 +58,8 @@ struct GatedDevice {
     permit: Sender<()>,
     results: Receiver<TaskResult>,
     ahead: Arc<SentBatches>,
+    /// Held by a test while no result is to be sent.
+    telling: Arc<Mutex<()>>,
 }
 
 impl GatedDevice {
@@ -79,11 +81,16 @@ impl GatedDevice {
         });
         let (sender, results) = channel();
         let options = LaneOptions { depth, ..options(prepare) };
-        let sink: Sink = Arc::new(move |result| drop(sender.send(result)));
+        let telling = Arc::<Mutex<()>>::default();
+        let told = Arc::clone(&telling);
+        let sink: Sink = Arc::new(move |result| {
+            let _told = told.lock();
+            drop(sender.send(result));
+        });
         let device =
-            LaneDevice::open_with(options, GatherOptions { min_gather: Duration::ZERO, on_gpu }, sink).unwrap();
+            LaneDevice::open_with(options, HostOptions { min_host_time: Duration::ZERO, on_gpu }, sink).unwrap();
         device.attach(ModelId(0), Arc::new(model()));
-        let gated = GatedDevice { device, begun, permit, results, ahead };
+        let gated = GatedDevice { device, begun, permit, results, ahead, telling };
         gated.submit(90, task(0, &[(90, 90)]));
         gated.run(&[90]);
         assert!(gated.result(90).is_ok());
@@ -184,6 +191,53 @@ fn a_request_that_fails_leaves_no_state_of_the_slot_behind() {
 }
 
 #[test]
+fn answers_are_sent_while_the_next_batch_computes() {
+    let gated = GatedDevice::new(3);
+    for round in 1..4 {
+        gated.submit(0, task(0, &[(0, 10), (1, 11)]));
+        gated.run(&[10, 11]);
+        assert_eq!(gated.result(0).unwrap().len(), 2);
+        gated.submit(1, task(1, &[(0, 0), (1, 0)]));
+        gated.begins(&[10, 11]);
+        gated.submit(2, task(0, &[(2, 12)]));
+        gated.waits_for_gathered(round);
+        let not_told = gated.telling.lock();
+        gated.permit.send(()).unwrap();
+        gated.begins(&[12]);
+        assert!(gated.results.try_recv().is_err(), "it is not sent yet");
+        drop(not_told);
+        gated.permit.send(()).unwrap();
+        assert_eq!(gated.result(1).unwrap().len(), 2);
+        assert_eq!((only(gated.result(2)), gated.device.tasks_answered_beside()), (None, round));
+        // A later block waits for what the one before it stores, so it is sent first.
+        gated.submit(3, task(1, &[(2, 0)]));
+        gated.run(&[12]);
+        assert_eq!(only(gated.result(3)), Some(vec![12]));
+    }
+}
+
+#[test]
+fn models_come_and_go_after_the_answers_before_them() {
+    let gated = GatedDevice::new(4);
+    gated.submit(0, task(0, &[(0, 10)]));
+    gated.run(&[10]);
+    assert_eq!(only(gated.result(0)), None);
+    gated.submit(1, task(1, &[(0, 0)]));
+    gated.begins(&[10]);
+    gated.submit(2, task(0, &[(1, 11)]));
+    gated.device.detach(ModelId(0));
+    gated.submit(3, task(0, &[(2, 12)]));
+    gated.waits_for_gathered(1);
+    let not_told = gated.telling.lock();
+    gated.permit.send(()).unwrap();
+    gated.run(&[11]);
+    drop(not_told);
+    assert_eq!(only(gated.result(1)), Some(vec![10]));
+    assert_eq!(only(gated.result(2)), None);
+    assert!(gated.result(3).unwrap_err().0.contains("is not attached"));
+}
+
+#[test]
 fn a_gathered_task_that_is_cancelled_never_begins() {
     let gated = GatedDevice::new(3);
     gated.submit(0, task(0, &[(0, 10)]));
@@ -252,11 +306,11 @@ fn a_gpu_begins_when_the_batch_is_gathered_and_other_devices_before() {
         gated.submit(0, task(0, &[(0, 10), (1, 11)]));
         gated.run(&[10, 11]);
         let result = gated.results.recv_timeout(PATIENCE).unwrap();
-        assert_eq!(result.gathered > Duration::ZERO, on_gpu);
-        assert!(accepted + result.gathered <= result.started && result.started <= result.finished);
+        assert_eq!(result.host_time > Duration::ZERO, on_gpu);
+        assert!(accepted + result.host_time <= result.started && result.started <= result.finished);
         gated.submit(1, task(1, &[(0, 0), (1, 0)]));
         gated.run(&[10, 11]);
-        assert_eq!(gated.results.recv_timeout(PATIENCE).unwrap().gathered, Duration::ZERO, "it copies nothing");
+        assert_eq!(gated.results.recv_timeout(PATIENCE).unwrap().host_time, Duration::ZERO, "it copies nothing");
     }
 }
 
@@ -323,14 +377,15 @@ impl Reference {
 
 #[test]
 fn random_tasks_with_cancels_answer_as_each_alone() {
-    for (seed, min_gather) in (0..12).map(|seed| (seed, if seed % 3 == 0 { MIN_GATHER } else { Duration::ZERO })) {
+    for (seed, min_host_time) in (0..12).map(|seed| (seed, if seed % 3 == 0 { MIN_HOST_TIME } else { Duration::ZERO }))
+    {
         let prepare: Prepare = Box::new(|loaded, _| {
             let plan = Arc::clone(&EngineModel::<()>::of(loaded, "scripted")?.plan);
             Ok(ReadyModel::new(plan, Box::new(Scripted)))
         });
         let (sender, results) = channel();
         let options = LaneOptions { depth: 4, aborts: vec![Arc::default(), Arc::default()], ..options(prepare) };
-        let (gather, sink) = (GatherOptions { min_gather, on_gpu: false }, move |result| drop(sender.send(result)));
+        let (gather, sink) = (HostOptions { min_host_time, on_gpu: false }, move |result| drop(sender.send(result)));
         let device = LaneDevice::open_with(options, gather, Arc::new(sink)).unwrap();
         device.attach(ModelId(0), Arc::new(model()));
         run_random_tasks(&*device, &results, &mut Lcg::new(seed));

@@ -275,7 +275,7 @@ impl SchedulerLoop {
 
     /// Lets the task's model learn from it.
     fn learn(&mut self, now: Time, from: DeviceId, ended: &EndedTask) -> LearntCosts {
-        let EndedTask { outcome, expected, rerun, lost, ran, gathered, .. } = *ended;
+        let EndedTask { outcome, expected, rerun, lost, ran, host_time, .. } = *ended;
         let class = self.jobs.owner(ended.members[0]).1.class;
         // A batch that was stopped, run again or lost does not show how late batches end.
         let late_by = (outcome != Outcome::Cancelled && !rerun && lost.is_none()).then_some(now - expected);
@@ -283,7 +283,7 @@ impl SchedulerLoop {
         let gather_permille = if self.core.learns_occupancy() { 500 } else { 990 };
         let known = self.models.of(ended.model);
         known.end_task();
-        let task = LearntTask { ran, class, gathered, gather_permille, sound: ended.is_sound(), late_by };
+        let task = LearntTask { ran, class, host_time, gather_permille, sound: ended.is_sound(), late_by };
         known.learn(now, from, &self.speeds, &task)
     }
 

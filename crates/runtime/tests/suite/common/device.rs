@@ -183,7 +183,7 @@ impl Worker {
             lost: None,
             started,
             finished: Instant::now(),
-            gathered: std::time::Duration::ZERO,
+            host_time: std::time::Duration::ZERO,
             holds_next: false,
         });
     }

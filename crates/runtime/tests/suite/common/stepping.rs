@@ -158,7 +158,7 @@ impl Executor for Stepping {
                     lost: None,
                     started,
                     finished: Instant::now(),
-                    gathered: std::time::Duration::ZERO,
+                    host_time: std::time::Duration::ZERO,
                     holds_next: false,
                 });
             }

@@ -1,6 +1,7 @@
 //! The server's end: a model's programs on a device that another process owns.
 
-use super::super::life::{Life, ProcessConnection};
+use super::super::connection::ProcessConnection;
+use super::super::life::Life;
 use super::super::protocol::{CellsCall, CellsReply, LoadCells, LoadGpu, LoadRequest, fits};
 use super::super::supervisor::{LOAD_LIMIT, ProcessPool};
 use super::super::warm_up::ProcessWarmUp;
