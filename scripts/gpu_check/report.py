@@ -6,9 +6,9 @@ import sys
 import time
 
 # Columns that say what was measured.
-WHO = ["model", "policy", "offered", "rows"]
-# Characters of a reason that a table shows; the file has all.
-SHOWN = 900
+WHO = ["model", "policy", "lanes", "offered", "rows"]
+# Characters of the beginning and of the end of a reason that a table shows; the file has all.
+BEGINNING, END = 150, 750
 
 
 class Report:
@@ -78,5 +78,6 @@ def show(title, rows):
         print("  " + "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
     for row in rows:
         if why := row["error"] or row.get("note"):
-            print(f"  {' '.join(str(row[key]) for key in WHO if row.get(key)) or '-'}: {why[:SHOWN]}")
+            shown = why if len(why) <= BEGINNING + END else f"{why[:BEGINNING]} … {why[-END:]}"
+            print(f"  {' '.join(str(row[key]) for key in WHO if row.get(key)) or '-'}: {shown}")
     sys.stdout.flush()
