@@ -291,6 +291,7 @@ impl LaneLoop {
             }
         }
         if let Some(second) = self.second.take() {
+            queue.end_chores();
             second.join();
         }
     }
@@ -358,8 +359,7 @@ impl LaneLoop {
             }));
             return false;
         }
-        let (model, ended) = (run.task.model, run.ended);
-        let result = ends.result(run);
+        let (model, ended, result) = (run.task.model, run.ended, ends.result(run));
         drop(permit);
         let told = ends.report(result, ends.queue.release());
         if !told.held_next {

@@ -123,6 +123,8 @@ struct QueueState {
     /// Models whose tasks are prepared while another one runs.
     ahead_models: Vec<(ModelId, LaneModel)>,
     closed: bool,
+    /// Whether all tasks have run.
+    over: bool,
 }
 
 impl QueueState {
@@ -173,6 +175,7 @@ impl LaneQueue {
             left_end: LeftEnd::None,
             ahead_models: Vec::new(),
             closed: false,
+            over: false,
         };
         LaneQueue {
             depth,
@@ -308,8 +311,8 @@ impl LaneQueue {
     }
 
     /// Waits for work of the second thread, the end of a task first. A task to prepare is taken
-    /// out, and the caller must put it back. Returns `None` once the queue is closed and no end
-    /// waits.
+    /// out, and the caller must put it back. Returns `None` once
+    /// there will be no more.
     pub(crate) fn next_chore(&self) -> Option<Chore> {
         let mut state = self.state.lock();
         loop {
@@ -317,7 +320,7 @@ impl LaneQueue {
                 state.left_end = LeftEnd::Runs;
                 return Some(Chore::Finish(finish));
             }
-            if state.closed {
+            if state.over {
                 return None;
             }
             if let Some(model) = state.next_ahead().cloned() {
@@ -328,6 +331,13 @@ impl LaneQueue {
             }
             self.chore_due.wait(&mut state);
         }
+    }
+
+    /// Ends the second thread once it has finished the task that is left to it. The lane's thread
+    /// must have run all tasks.
+    pub(crate) fn end_chores(&self) {
+        self.state.lock().over = true;
+        self.chore_due.notify_one();
     }
 
     /// Whether the next message is a first block, which may run beside the end of a task.
@@ -375,7 +385,6 @@ impl LaneQueue {
         let mut state = self.state.lock();
         state.closed = true;
         self.notify();
-        self.chore_due.notify_all();
     }
 
     /// Wakes the second thread if a task is to be prepared.
@@ -417,6 +426,30 @@ mod tests {
         assert!(!mailbox.offer_work(&second), "the caller must find another thread");
         assert!(matches!(mailbox.receive(false, None), Some(LaneMessage::Work(_))));
         assert!(mailbox.offer_work(&second) && !mailbox.offer_work(&first));
+    }
+
+    #[test]
+    fn an_end_that_is_left_after_the_queue_was_closed_is_finished() {
+        let queue = Arc::new(LaneQueue::new(1));
+        queue.close();
+        let (other, (send, sent)) = (Arc::clone(&queue), std::sync::mpsc::channel());
+        let second = thread::spawn(move || {
+            let mut finished = 0;
+            while let Some(Chore::Finish(finish)) = other.next_chore() {
+                finish();
+                other.finished();
+                finished += 1;
+            }
+            finished
+        });
+        for _ in 0..2 {
+            let send = send.clone();
+            queue.leave_end(Box::new(move || send.send(()).unwrap()));
+            queue.await_left_end();
+            sent.try_recv().unwrap();
+        }
+        queue.end_chores();
+        assert_eq!(second.join().unwrap(), 2);
     }
 
     #[test]

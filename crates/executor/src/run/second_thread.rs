@@ -27,7 +27,7 @@ use std::time::Duration;
 /// on its tasks use the second thread: about the time of waking a thread.
 pub const MIN_HOST_TIME: Duration = Duration::from_micros(100);
 
-/// The thread, which ends with the lane's queue.
+/// The thread, which ends after the lane's thread has run all tasks.
 pub(crate) struct SecondThread(JoinHandle<()>);
 
 impl SecondThread {
@@ -46,7 +46,7 @@ impl SecondThread {
         thread.ok().map(SecondThread)
     }
 
-    /// Waits for the end of the thread, after the queue was closed.
+    /// Waits for the end of the thread, after the queue has no more work for it.
     pub(crate) fn join(self) {
         if self.0.join().is_err() {
             tracing::error!("the second thread of a lane panicked");
