@@ -100,8 +100,10 @@ fn load_wanted(part: &SubClusterEngine, wanted: &[ModelDescription]) -> bool {
                 changed = true;
             }
             Err(cause) => {
-                tracing::error!("model {name}: version {version} is not served: {cause}");
-                table.faults.insert(name.clone(), cause);
+                // Each backend that comes or goes has the model tried again.
+                if table.set_fault(name, cause.clone()) {
+                    tracing::error!("model {name}: version {version} is not served: {cause}");
+                }
             }
         }
     }

@@ -52,6 +52,11 @@ impl ReleaseTable {
         Ok(())
     }
 
+    /// Sets why a model is not served; returns whether that is new.
+    pub(super) fn set_fault(&mut self, name: &str, cause: String) -> bool {
+        self.faults.insert(name.to_owned(), cause.clone()) != Some(cause)
+    }
+
     /// Returns why the engine serves nothing.
     pub(super) fn fault(&self) -> String {
         let first = self.faults.values().next().cloned();
@@ -194,7 +199,9 @@ mod tests {
         assert!(table.fault_of("m", &[vec![offer(3, "1", "e", false)].into()]).unwrap().contains("differ"));
         assert_eq!(table.fault_of("m", &[vec![offer(3, "1", "d", false)].into()]), None);
         // The engine refuses the newer one: the earlier one stays.
-        table.faults.insert("m".to_owned(), "too large".to_owned());
+        let refuses = |table: &mut ReleaseTable, cause: &str| table.set_fault("m", cause.to_owned());
+        assert!(refuses(&mut table, "too small") && refuses(&mut table, "too large"));
+        assert!(!refuses(&mut table, "too large"), "it is logged once");
         assert!(table.leave_others(&[offer(4, "1", "e", false).description], |_| true).is_empty());
         assert!(table.leave_others(&[], |_| false).is_empty());
         assert_eq!(table.leave_others(&[], |_| true), [ModelId(0)]);

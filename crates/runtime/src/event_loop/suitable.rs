@@ -57,7 +57,7 @@ fn check_policy(policy: &'static Policy, model: &Model, limits: &Limits) -> Resu
     match build(policy.name, &setup, &Options::new()) {
         Ok(_) => Ok(()),
         Err(error @ (BuildError::Walk { .. } | BuildError::Lengths { .. } | BuildError::Skips { .. })) => {
-            Err(format!("{error}; start the server with --policy and one of these"))
+            Err(format!("{error}; give --policy of `ripieno serve` or `ripieno scheduler` one of these"))
         }
         Err(error) => Err(error.to_string()),
     }
