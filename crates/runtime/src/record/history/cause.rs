@@ -26,6 +26,8 @@ pub enum Cause {
     SlowDevice,
     /// More work arrived than the devices can do.
     Overload,
+    /// A batch held a device before it ran: its inputs came late.
+    SlowInputs,
     /// The server's threads did not run when its batch had to begin.
     Stalled,
     /// Devices idled while it waited: the scheduler waited for a fuller batch.
@@ -54,6 +56,7 @@ impl Cause {
             Cause::Cold => "cold or reloaded model",
             Cause::SlowDevice => "device slower than its profile",
             Cause::Overload => "more load than the devices can do",
+            Cause::SlowInputs => "batches waited at the device for their inputs",
             Cause::Stalled => "the server got no processor",
             Cause::BatchWait => "waited for a fuller batch",
             Cause::QueueBehind => "queued behind another model",
@@ -78,6 +81,9 @@ impl Cause {
             Cause::Cold => "load the model before its clients come; warm_up in model.toml",
             Cause::SlowDevice => "take other load off the device or its cores; the profile follows by itself",
             Cause::Overload => "add devices (--devices, or backends), send less, or raise slo_ms in model.toml",
+            Cause::SlowInputs => {
+                "move the frontend that /v2/health/status of a frontend names nearer, or raise slo_ms in model.toml"
+            }
             Cause::Stalled => "give the server more cores or a larger CPU limit, or take other load off its machine",
             Cause::BatchWait => {
                 "a smaller max_batch in model.toml; under --objective efficiency also --objective latency"

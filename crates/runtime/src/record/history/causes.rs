@@ -21,6 +21,8 @@ use std::collections::BTreeMap;
 const SLOW_SHARE: f64 = 0.2;
 /// Part of a wait in which devices idled, from which on the scheduler held the call back.
 const IDLE_SHARE: f64 = 0.5;
+/// Part of the devices' idle time in which batches held them, from which on those are the cause.
+const HELD_SHARE: f64 = 0.5;
 /// Number of batches after a load that count as a cold model's, if they are slow and the following
 /// ones, as many again, are not.
 const COLD_BATCHES: usize = 8;
@@ -346,6 +348,12 @@ impl<'a> SubClusterExplainer<'a> {
         let busy = self.busy(call.arrived, started) / (waited.max(1.0) * self.devices);
         let allowed = (call.deadline - call.arrived).0 as f64;
         if waited > WAIT_SHARE * allowed && busy < 1.0 - IDLE_SHARE {
+            let held = self.held(call.arrived, started) / (waited.max(1.0) * self.devices);
+            if held > HELD_SHARE * (1.0 - busy) {
+                let (waited, held) = (ms(started - call.arrived), held * 100.0);
+                let text = format!("it waited {waited} while batches held devices before they ran for {held:.0} %");
+                return (Cause::SlowInputs, text);
+            }
             // The scheduler wakes itself at the latest start: if it was silent around then while a
             // device idled, it did not get to run.
             let latest = call.deadline - lone_run(&self.history.models()[call.model].model, call);
@@ -398,6 +406,22 @@ impl<'a> SubClusterExplainer<'a> {
     /// Returns the device time used between `from` and `to`, in nanoseconds.
     fn busy(&self, from: Time, to: Time) -> f64 {
         self.running(from, to).iter().map(|task| overlap(task, from, to).0 as f64).sum()
+    }
+
+    /// Returns the device time between `from` and `to`, in nanoseconds, in which a device ran no
+    /// batch although it had one.
+    fn held(&self, from: Time, to: Time) -> f64 {
+        let first = self.place(from).saturating_sub(MOST_RUNNING);
+        // A batch that held its device may have started after the span.
+        let last = (self.place(to).max(first) + MOST_RUNNING).min(self.tasks.len());
+        let mut free: BTreeMap<DeviceId, Time> = BTreeMap::new();
+        let mut held = Nanos::ZERO;
+        for task in &self.tasks[first..last] {
+            let free = free.entry(task.device).or_insert(task.decided);
+            held += (task.started.min(to) - task.decided.max(*free).max(from)).max(Nanos::ZERO);
+            *free = task.finished.map_or(*free, |finished| finished.max(*free));
+        }
+        held.0 as f64
     }
 
     /// The tasks that ran in a span, and some that ended before it.

@@ -54,10 +54,21 @@ impl Script {
 
     /// A batch runs from one time to another.
     fn run(&mut self, task: u32, model: ModelId, slots: &[u32], from: f64, to: f64, outcome: Outcome) {
+        self.decide(task, model, slots, from);
+        self.end_run(task, from, to, outcome);
+    }
+
+    /// A batch is sent to the device.
+    fn decide(&mut self, task: u32, model: ModelId, slots: &[u32], from: f64) {
         let (task, block, device, lane, not_before) = (TaskId(task), BlockId(0), DeviceId(0), LaneId(0), at(from));
         let actions = vec![Action::Start { task, model, block, device, lane, length: 1, not_before }];
         let members = vec![slots.iter().map(|slot| RequestSlot(*slot)).collect()];
         self.event(from, Event::Settle { actions, members, nodes: Vec::new() });
+    }
+
+    /// A batch that was sent has run from one time to another.
+    fn end_run(&mut self, task: u32, from: f64, to: f64, outcome: Outcome) {
+        let task = TaskId(task);
         self.aside(to, Aside::Ran { task, started: at(from), finished: at(to), rerun: false });
         self.event(to, Event::TaskDone { task, outcome, ended: Vec::new(), skips: Vec::new() });
     }
@@ -137,6 +148,15 @@ fn other_work_idle_devices_and_a_silent_scheduler_are_distinguished() {
     script.heartbeat(3, 22);
     script.end(22.0, 1, Ending::Expired);
     assert_eq!(script.causes(), [Cause::BatchWait]);
+
+    // A batch held the device until its inputs came, and the scheduler had nothing to decide.
+    let mut script = Script::new();
+    script.call(1.0, 2, B, 500.0);
+    script.decide(7, B, &[2], 1.0);
+    script.call(2.0, 1, A, 20.0);
+    script.end(22.0, 1, Ending::Expired);
+    script.end_run(7, 40.0, 42.0, Outcome::Ok);
+    assert_eq!(script.causes(), [Cause::SlowInputs]);
 
     // Nothing ran, and the scheduler did nothing either.
     let mut script = Script::new();
