@@ -16,7 +16,7 @@ use ripieno_model::{InputLengths, TensorSpec};
 use ripieno_text::TextModel;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use thiserror::Error;
 
 /// A version of a model that answers requests.
@@ -176,6 +176,9 @@ pub enum LookupError {
     /// The model is loading.
     #[error("model '{0}' is loading; ask /v2/models/{0}/ready and retry")]
     Loading(String),
+    /// No list of models has come yet, so the model may be served.
+    #[error("model '{0}': no scheduler has listed its models yet; retry")]
+    Unlisted(String),
     /// The model failed to load, or was unloaded.
     #[error("Request for unknown model: '{name}' has no available versions: {reason}")]
     Unavailable {
@@ -224,9 +227,21 @@ pub struct ModelRegistry {
     models: RwLock<BTreeMap<String, BTreeMap<VersionKey, Version>>>,
     /// Number of loads that failed.
     failures: AtomicU64,
+    /// Whether the models are listed by another process that has not done so yet.
+    is_unlisted: AtomicBool,
 }
 
 impl ModelRegistry {
+    /// Creates an empty registry, whose models another process will list.
+    pub fn unlisted() -> ModelRegistry {
+        ModelRegistry { is_unlisted: AtomicBool::new(true), ..ModelRegistry::default() }
+    }
+
+    /// Notes that the models have been listed: one that is not in the registry is unknown.
+    pub fn set_listed(&self) {
+        self.is_unlisted.store(false, Ordering::Release);
+    }
+
     /// Creates an empty registry.
     pub fn new() -> ModelRegistry {
         ModelRegistry::default()
@@ -305,9 +320,11 @@ impl ModelRegistry {
     /// Returns the entry for `name`; an empty version selects the newest ready one.
     pub fn get(&self, name: &str, version: &str) -> Result<Arc<ServedEntry>, LookupError> {
         let models = self.models.read();
-        let versions = models
-            .get(name)
-            .ok_or_else(|| LookupError::UnknownModel { name: name.to_owned(), served: served(&models) })?;
+        let unknown = || match self.is_unlisted.load(Ordering::Acquire) {
+            true => LookupError::Unlisted(name.to_owned()),
+            false => LookupError::UnknownModel { name: name.to_owned(), served: served(&models) },
+        };
+        let versions = models.get(name).ok_or_else(unknown)?;
         let newest = newest(versions);
         let awaited = newest.filter(|newest| matches!(newest.state, ModelState::Awaited));
         let found = if version.is_empty() { newest } else { versions.get(&key(version)).or(awaited) };
@@ -502,6 +519,14 @@ mod tests {
         let rows: Vec<_> = registry.index().into_iter().map(|row| (row.name, row.version, row.state)).collect();
         let row = |name: &str, version: &str, state: &str| (name.to_owned(), version.to_owned(), state.to_owned());
         assert_eq!(rows, [row("m", "3", "READY"), row("other", "", "LOADING"), row("served", "1", "READY")]);
+    }
+
+    #[test]
+    fn a_model_is_unknown_only_once_the_models_have_been_listed() {
+        let registry = ModelRegistry::unlisted();
+        assert_eq!(registry.get("m", "1").err(), Some(LookupError::Unlisted("m".into())));
+        registry.set_listed();
+        assert!(matches!(registry.get("m", "1"), Err(LookupError::UnknownModel { .. })));
     }
 
     #[test]

@@ -187,10 +187,17 @@ impl From<WireError> for Problem {
     }
 }
 
+/// Time after which the models of a cluster are listed, if a scheduler is there.
+const LISTING: Duration = Duration::from_secs(1);
+
 impl From<LookupError> for Problem {
     fn from(error: LookupError) -> Problem {
         let kind = match error {
             LookupError::UnknownModel { .. } | LookupError::UnknownVersion { .. } => ProblemKind::NotFound,
+            LookupError::Unlisted(_) => {
+                let problem = Problem::new(ProblemKind::Unavailable, error.to_string());
+                return Problem { retry_after: Some(LISTING), ..problem };
+            }
             LookupError::Loading(_) | LookupError::Unavailable { .. } => ProblemKind::Unavailable,
         };
         Problem::new(kind, error.to_string())
@@ -328,6 +335,12 @@ mod tests {
         assert!(soon.message.ends_with("retry after 1ms"), "{}", soon.message);
         let message = "Request timeout expired: the request would be answered after 341ms; retry after 1.25s";
         assert_eq!(late.message, message);
+    }
+
+    #[test]
+    fn a_model_that_no_scheduler_has_listed_may_be_asked_for_again() {
+        let problem = Problem::from(LookupError::Unlisted("m".to_owned()));
+        assert_eq!((problem.kind.http_status(), problem.retry_after_s()), (503, Some(1)));
     }
 
     #[test]

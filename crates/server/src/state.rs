@@ -173,7 +173,7 @@ impl ServerState {
                 Some(ensemble) => ensemble.steps.iter().all(|step| self.is_step_ready(step)),
                 None => self.can_answer(&entry),
             }),
-            Err(LookupError::Loading(_) | LookupError::Unavailable { .. }) => Ok(false),
+            Err(LookupError::Loading(_) | LookupError::Unlisted(_) | LookupError::Unavailable { .. }) => Ok(false),
             Err(unknown) => Err(unknown.into()),
         }
     }

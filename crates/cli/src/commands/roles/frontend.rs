@@ -109,11 +109,10 @@ pub(crate) fn run(args: &FrontendArgs) -> anyhow::Result<()> {
 }
 
 async fn serve(args: &FrontendArgs, threads: &ServerThreads) -> anyhow::Result<()> {
-    let registry = Arc::new(ModelRegistry::default());
+    let registry = Arc::new(ModelRegistry::unlisted());
     let models = Arc::clone(&registry);
     let on_models = Box::new(move |served: &[(ModelId, ModelDescription)], loading: &[String]| {
-        register(&models, served);
-        models.set_awaited(loading);
+        list(&models, served, loading);
     });
     let config = FrontendConfig {
         schedulers: args.scheduler.clone(),
@@ -156,6 +155,16 @@ async fn serve(args: &FrontendArgs, threads: &ServerThreads) -> anyhow::Result<(
     }
     frontend.close();
     Ok(())
+}
+
+/// Sets the models that are served and those that backends are loading. A model that changes from
+/// one to the other is never unknown.
+fn list(registry: &ModelRegistry, served: &[(ModelId, ModelDescription)], loading: &[String]) {
+    let all: Vec<String> = loading.iter().chain(served.iter().map(|(_, model)| &model.name)).cloned().collect();
+    registry.set_awaited(&all);
+    register(registry, served);
+    registry.set_awaited(loading);
+    registry.set_listed();
 }
 
 fn announce(args: &FrontendArgs, addresses: &Addresses, data: SocketAddr) -> anyhow::Result<()> {
