@@ -471,6 +471,7 @@ impl Inner {
             in_core: 0,
             cancel_read: false,
             lost: None,
+            slow_inputs: None,
             sizes,
             class,
             tag,

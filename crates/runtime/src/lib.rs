@@ -48,7 +48,7 @@ pub use record::flight::{
 pub use record::history;
 pub use record::recorder::Header;
 pub use record::replay::{Difference, RecordedEvents, ReplayError, ReplayReport, replay};
-pub use requests::ending::{Ending, Failure, FailureNumbers, RefusedWhy};
+pub use requests::ending::{Ending, Failure, FailureNumbers, RefusedWhy, SlowLink};
 pub use requests::split::{check_joinable, join, some_rows};
 pub use ripieno_sched::NetworkDelay;
 

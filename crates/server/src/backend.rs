@@ -91,6 +91,12 @@ pub trait Backend: Send + Sync {
         Vec::new()
     }
 
+    /// Returns a sentence for each model whose requests are refused because a link of this frontend
+    /// is too slow.
+    fn slow_links(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Returns why this backend has no scheduler, if it knows; `None` for all other processes.
     fn waits_for(&self) -> Option<String> {
         None

@@ -103,9 +103,11 @@ impl ProblemKind {
     /// Returns the kind of a failure.
     pub(crate) fn of(failure: &Failure) -> ProblemKind {
         match failure {
-            Failure::Expired | Failure::Hopeless | Failure::TooLate { .. } | Failure::TooLong { .. } => {
-                ProblemKind::Expired
-            }
+            Failure::Expired
+            | Failure::Hopeless
+            | Failure::TooLate { .. }
+            | Failure::TooLong { .. }
+            | Failure::SlowLink { .. } => ProblemKind::Expired,
             Failure::Share(_) | Failure::Overload(_) | Failure::QueueFull { .. } | Failure::NodesFull { .. } => {
                 ProblemKind::Overloaded
             }
@@ -225,7 +227,7 @@ impl Problem {
     /// Converts the failure of an accepted request. For a late one, the message gives its limit,
     /// the needed time and the key to change.
     pub(crate) fn of_failure(failure: Failure, entry: &ServedEntry, rows: usize, timeout: Option<Duration>) -> Problem {
-        let never = matches!(failure, Failure::TooLong { .. });
+        let (never, slow) = (matches!(failure, Failure::TooLong { .. }), matches!(failure, Failure::SlowLink { .. }));
         let problem = Problem::of_ending(failure, &entry.name);
         if problem.kind != ProblemKind::Expired {
             return problem;
@@ -239,7 +241,13 @@ impl Problem {
                 let raise = "raise slo_ms, or write late = \"answer\", in its model.toml";
                 // Where a row alone takes up to half of the SLO, others were in the way.
                 let crowded = !never && entry.one_row.is_some_and(|row| row.0 <= entry.slo.span.0 / 2);
-                let fix = if crowded { format!("add devices, send less, or {raise}") } else { raise.to_owned() };
+                let fix = if slow {
+                    format!("move the frontend nearer, or {raise}")
+                } else if crowded {
+                    format!("add devices, send less, or {raise}")
+                } else {
+                    raise.to_owned()
+                };
                 (format!("{:?} ({})", rounded(slo), entry.slo.origin.key()), fix)
             }
             (_, None) => return problem,

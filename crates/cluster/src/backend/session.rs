@@ -174,13 +174,13 @@ impl SchedulerSession {
     /// Inserts a task, and pulls the rows that it needs.
     fn run(&self, run: RunTask) -> io::Result<()> {
         let sessions = self.sessions()?;
-        let pulls = {
+        let (task, lane) = (run.task, run.lane);
+        let pulls: Vec<_> = {
             let mut work = self.work.lock();
             if work.over {
                 return Ok(());
             }
             let blocks = work.attached.get(&run.model).map(|model| model.loaded.blocks());
-            let (task, lane) = (run.task, run.lane);
             let origins: Vec<_> = run.members.iter().map(|member| (member.origin, member.rows)).collect();
             if blocks.is_none_or(|blocks| run.block.index() >= blocks) || !work.tasks.insert(run) {
                 return Err(DecodeError(format!("task {} is none of this device", task.0)).into());
@@ -188,11 +188,7 @@ impl SchedulerSession {
             let brought = origins.into_iter().enumerate();
             let brought = brought.filter_map(|(at, (origin, rows))| Some((at, origin?, rows)));
             let tagged = brought.filter_map(|(at, origin, rows)| Some((work.tasks.add_pull(task, at)?, origin, rows)));
-            let pulls: Vec<_> = tagged.collect();
-            if pulls.is_empty() {
-                self.submit_ready(&mut work, lane);
-            }
-            pulls
+            tagged.collect()
         };
         self.notify_order(false);
         let mut by_frontend = ByFrontend::default();
@@ -206,6 +202,8 @@ impl SchedulerSession {
                 tags.into_iter().for_each(|tag| self.on_rows(tag, None));
             }
         }
+        // Whether or not rows are pulled, the task may wait for none of them.
+        self.submit_ready(&mut self.work.lock(), lane);
         Ok(())
     }
 
@@ -328,8 +326,9 @@ impl SchedulerSession {
     pub(super) fn give_up_inputs(&self, now: Instant) -> Option<Duration> {
         let mut work = self.work.lock();
         let within = work.inputs_within?;
+        let overdue = work.tasks.exclude_overdue(now);
         let silent = work.tasks.give_up_inputs(now, within);
-        if !silent.is_empty() {
+        if overdue || !silent.is_empty() {
             self.submit_all_ready(&mut work);
         }
         drop(work);

@@ -19,8 +19,8 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Pause before the next look for inputs that are late, while no session limits their time.
-const INPUTS_CHECK: Duration = Duration::from_millis(100);
+/// Longest pause before the next look for inputs that are late.
+const INPUTS_CHECK: Duration = Duration::from_millis(25);
 
 pub(super) struct SessionManager {
     own: Weak<SessionManager>,
@@ -281,7 +281,7 @@ impl SessionManager {
         let mut pause = INPUTS_CHECK;
         while let Err(RecvTimeoutError::Timeout) = over.recv_timeout(pause) {
             let within = self.current().and_then(|session| session.give_up_inputs(Instant::now()));
-            pause = within.map_or(INPUTS_CHECK, |within| within / 4);
+            pause = within.map_or(INPUTS_CHECK, |within| INPUTS_CHECK.min(within / 4));
         }
     }
 

@@ -3,10 +3,14 @@
 //! Tasks of a lane start and end in the order in which they came. Each starts once the rows of all
 //! its members have arrived or are known not to come. A member whose rows do not come, or do not
 //! fit the model, is excluded from the batch.
+//!
+//! A task waits for a member's rows until the member's deadline, and for none whose model's rows
+//! last took its frontend longer than the member has left. Such a member's rows are pulled all the
+//! same, which measures the frontend's link anew. So a slow link costs a device one wait.
 
 use crate::plane::{MemberEnd, RunMember, RunTask};
 use parking_lot::Mutex;
-use ripieno_base::{LaneId, RequestSlot, TaskId};
+use ripieno_base::{LaneId, ModelId, RequestSlot, TaskId};
 use ripieno_executor::{MemberProgress, RemoteRows, RequestEntry, Task, TaskMember, next_walk};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -22,9 +26,21 @@ pub(super) struct SessionTasks {
     pulls: HashMap<u64, (TaskId, usize)>,
     /// The frontends of pulls that were given up, until they are answered.
     given_up: HashMap<u64, u32>,
+    /// The time that the rows of a frontend's requests to a model last took to come;
+    /// [`Duration::MAX`] while they are overdue.
+    row_times: HashMap<(u32, ModelId), Duration>,
+    /// The pulls that no task waits for: they only measure.
+    probes: HashMap<u64, PullProbe>,
     /// The latest request in each slot of the scheduler.
     slots: HashMap<RequestSlot, SlotRequest>,
     pool: Arc<SlotPool>,
+}
+
+/// A pull that no task waits for.
+struct PullProbe {
+    frontend: u32,
+    model: ModelId,
+    began: Instant,
 }
 
 /// The tasks of a lane.
@@ -108,8 +124,8 @@ pub(super) enum NextTask {
 impl SessionTasks {
     /// Returns an empty table for this number of lanes. Numbers of pulls begin above `tags`.
     pub(super) fn new(lanes: usize, tags: u64, pool: Arc<SlotPool>) -> SessionTasks {
-        let (held, pulls, given_up, slots) = Default::default();
-        let mut tasks = SessionTasks { held, lanes: Vec::new(), tags, pulls, given_up, slots, pool };
+        let (held, pulls, given_up, row_times, probes, slots) = Default::default();
+        let mut tasks = SessionTasks { held, lanes: Vec::new(), tags, pulls, given_up, row_times, probes, slots, pool };
         tasks.open(lanes);
         tasks
     }
@@ -149,15 +165,32 @@ impl SessionTasks {
     }
 
     /// Registers a pull of a member's rows and returns its number. A frontend that still owes rows
-    /// that were given up is not asked: the member is excluded.
+    /// that were given up is not asked: the member is excluded. So is one whose rows would come too
+    /// late, and one pull at a time measures whether they still do.
     pub(super) fn add_pull(&mut self, task: TaskId, member: usize) -> Option<u64> {
-        let origin = self.held.get(&task).and_then(|held| held.run.members.get(member)?.origin);
-        if origin.is_some_and(|origin| self.given_up.values().any(|&frontend| frontend == origin.frontend)) {
+        let held = self.held.get(&task)?;
+        let RunMember { origin, left_ns, .. } = *held.run.members.get(member)?;
+        let (frontend, model, began) = (origin?.frontend, held.run.model, held.came);
+        if self.given_up.values().any(|&given_up| given_up == frontend) {
             self.set_inputs(task, member, MemberInputs::lost());
             return None;
         }
+        let is_late = |took: &&Duration| left_ns.is_some_and(|left| **took >= Duration::from_nanos(left));
+        let Some(&took) = self.row_times.get(&(frontend, model)).filter(is_late) else {
+            self.tags += 1;
+            self.pulls.insert(self.tags, (task, member));
+            return Some(self.tags);
+        };
+        let mut probes = self.probes.values().filter(|probe| (probe.frontend, probe.model) == (frontend, model));
+        let probe = probes.next();
+        let known = if took < Duration::MAX { took } else { probe.map_or(took, |probe| probe.began.elapsed()) };
+        let is_measured = probe.is_some();
+        self.set_inputs(task, member, MemberInputs::late(known));
+        if is_measured {
+            return None;
+        }
         self.tags += 1;
-        self.pulls.insert(self.tags, (task, member));
+        self.probes.insert(self.tags, PullProbe { frontend, model, began });
         Some(self.tags)
     }
 
@@ -167,7 +200,38 @@ impl SessionTasks {
         if let Some(answers) = self.given_up.remove(&tag) {
             self.given_up.retain(|_, &mut frontend| frontend != answers);
         }
-        self.pulls.remove(&tag)
+        if let Some(PullProbe { frontend, model, began }) = self.probes.remove(&tag) {
+            self.row_times.insert((frontend, model), began.elapsed());
+        }
+        let (task, member) = self.pulls.remove(&tag)?;
+        if let Some(held) = self.held.get(&task)
+            && let Some(origin) = held.run.members[member].origin
+        {
+            self.row_times.insert((origin.frontend, held.run.model), held.until(Instant::now()));
+        }
+        Some((task, member))
+    }
+
+    /// Excludes the members whose deadlines have passed before their rows came. Returns whether
+    /// there were any.
+    pub(super) fn exclude_overdue(&mut self, now: Instant) -> bool {
+        let (held, mut overdue) = (&self.held, Vec::new());
+        self.pulls.retain(|&tag, &mut (task, member)| {
+            let Some(held) = held.get(&task) else { return true };
+            let RunMember { left_ns, origin, .. } = held.run.members[member];
+            let is_overdue = left_ns.is_some_and(|left| held.until(now) >= Duration::from_nanos(left));
+            let Some(origin) = origin.filter(|_| is_overdue) else { return true };
+            let probe = PullProbe { frontend: origin.frontend, model: held.run.model, began: held.came };
+            overdue.push((tag, task, member, probe));
+            false
+        });
+        let any = !overdue.is_empty();
+        for (tag, task, member, probe) in overdue {
+            self.set_inputs(task, member, MemberInputs::late(now.saturating_duration_since(probe.began)));
+            self.row_times.insert((probe.frontend, probe.model), Duration::MAX);
+            self.probes.insert(tag, probe);
+        }
+        any
     }
 
     /// Excludes the members whose rows were not sent `within` this time. Returns their frontends.
@@ -217,6 +281,8 @@ impl SessionTasks {
     /// Excludes the members whose pulls went to a frontend that is lost.
     pub(super) fn on_frontend_lost(&mut self, frontend: u32) {
         self.given_up.retain(|_, &mut silent| silent != frontend);
+        self.probes.retain(|_, probe| probe.frontend != frontend);
+        self.row_times.retain(|(silent, _), _| *silent != frontend);
         let (held, mut lost) = (&self.held, Vec::new());
         self.pulls.retain(|_, &mut (task, member)| {
             let origin = held.get(&task).and_then(|held| held.run.members[member].origin);
@@ -291,6 +357,12 @@ impl Drop for SessionTasks {
 impl MemberInputs {
     pub(super) fn lost() -> MemberInputs {
         MemberInputs::Excluded(MemberEnd::Lost("its inputs could not be had of its frontend".to_owned()))
+    }
+
+    /// Returns the state of a member whose rows come too late: after this time.
+    fn late(took: Duration) -> MemberInputs {
+        let ms = u16::try_from(took.as_millis()).unwrap_or(u16::MAX);
+        MemberInputs::Excluded(MemberEnd::Late(ms.max(1)))
     }
 }
 
@@ -466,6 +538,62 @@ mod tests {
         tasks.on_frontend_lost(1);
         tasks.insert(run(4, &[Some(1)]));
         assert!(tasks.add_pull(TaskId(4), 0).is_some(), "a new connection may be better");
+    }
+
+    /// Returns a task of a request of each of these frontends, each with this time left.
+    fn run_within(task: u32, frontends: &[u32], left: Duration) -> RunTask {
+        let frontends: Vec<_> = frontends.iter().copied().map(Some).collect();
+        let mut run = run(task, &frontends);
+        let left_ns = u64::try_from(left.as_nanos()).ok();
+        run.members.iter_mut().for_each(|member| member.left_ns = left_ns);
+        run
+    }
+
+    #[test]
+    fn a_task_waits_for_rows_until_the_deadline_and_for_none_that_would_come_later() {
+        let (left, tight) = (Duration::from_secs(3_600), Duration::from_nanos(1));
+        let mut tasks = SessionTasks::new(1, 0, Arc::default());
+        tasks.insert(run_within(1, &[1, 2], left));
+        let [late, other] = [0, 1].map(|member| tasks.add_pull(TaskId(1), member).unwrap());
+        tasks.take_pull(other).unwrap();
+        tasks.set_inputs(TaskId(1), 1, here());
+        assert!(!tasks.exclude_overdue(Instant::now()) && tasks.next(LaneId(0)).is_none());
+        assert!(tasks.exclude_overdue(Instant::now() + left));
+        assert_eq!(submitted(tasks.next(LaneId(0))), Some((1, vec![1])), "it runs without the late one");
+        let ends = tasks.remove(TaskId(1)).unwrap().ends(&[MemberProgress::ended(Vec::new())]);
+        assert_eq!(ends, [MemberEnd::Late(u16::MAX), MemberEnd::Ended]);
+        tasks.end_sent(LaneId(0));
+
+        tasks.insert(run_within(2, &[1, 2], left * 2));
+        assert!(tasks.add_pull(TaskId(2), 0).is_none(), "the late one is still measured");
+        let other = tasks.add_pull(TaskId(2), 1).unwrap();
+        tasks.take_pull(other).unwrap();
+        tasks.set_inputs(TaskId(2), 1, here());
+        assert_eq!(submitted(tasks.next(LaneId(0))), Some((2, vec![1])));
+        assert!(tasks.take_pull(late).is_none(), "its rows are of no use");
+        tasks.insert(run_within(3, &[1], left));
+        let timely = tasks.add_pull(TaskId(3), 0).unwrap();
+        assert_eq!(tasks.take_pull(timely), Some((TaskId(3), 0)), "they come in time");
+        tasks.set_inputs(TaskId(3), 0, here());
+        assert_eq!(submitted(tasks.next(LaneId(0))), Some((3, vec![0])));
+
+        // Every pull takes longer than a nanosecond.
+        assert!((4..6).all(|task| tasks.insert(run_within(task, &[1], tight))));
+        let probe = tasks.add_pull(TaskId(4), 0).unwrap();
+        assert!(tasks.add_pull(TaskId(5), 0).is_none(), "one at a time measures");
+        (0..2).for_each(|_| tasks.end_sent(LaneId(0)));
+        assert_eq!(submitted(tasks.next(LaneId(0))), Some((4, vec![])), "it is not waited for");
+        assert!(tasks.take_pull(probe).is_none());
+        tasks.insert(RunTask { model: ModelId(1), ..run_within(6, &[1], tight) });
+        let of_another_model = tasks.add_pull(TaskId(6), 0).unwrap();
+        assert_eq!(tasks.take_pull(of_another_model), Some((TaskId(6), 0)));
+        tasks.insert(run(7, &[Some(1)]));
+        let patient = tasks.add_pull(TaskId(7), 0).unwrap();
+        assert_eq!(tasks.take_pull(patient), Some((TaskId(7), 0)), "it has no deadline");
+        tasks.on_frontend_lost(1);
+        tasks.insert(run_within(8, &[1], tight));
+        let anew = tasks.add_pull(TaskId(8), 0).unwrap();
+        assert_eq!(tasks.take_pull(anew), Some((TaskId(8), 0)), "a new connection may be better");
     }
 
     #[test]

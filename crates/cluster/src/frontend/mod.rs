@@ -22,7 +22,7 @@ use calls::FrontendCalls;
 use models::FrontendModels;
 use parking_lot::{Condvar, Mutex, RwLock};
 use pending::{CompletedRequest, PendingRequest, Resubmission};
-use ripieno_base::ModelId;
+use ripieno_base::{ModelId, Nanos};
 use ripieno_runtime::{DelayPercentiles, Failure, Job, ModelSnapshot};
 use std::io;
 use std::net::SocketAddr;
@@ -207,6 +207,21 @@ impl Frontend {
     /// before the first answer.
     pub fn way(&self) -> Option<DelayPercentiles> {
         self.0.table.lock().way()
+    }
+
+    /// Returns a sentence for each model of which requests were refused in the last seconds, since
+    /// a link of the frontend is too slow for its SLO.
+    pub fn slow_links(&self) -> Vec<String> {
+        let (models, table, now) = (self.0.models.read().served(), self.0.table.lock(), Instant::now());
+        let says = |(id, name, slo): &(ModelId, String, Nanos)| {
+            let (link, takes) = table.slow_link(*id, now)?;
+            let [takes, slo] = [takes.as_secs_f64() * 1e3, slo.as_millis_f64()].map(f64::ceil);
+            Some(format!(
+                "requests of {name} are refused: {link} take {takes} ms, and its SLO is {slo} ms. Move the frontend \
+                 nearer, or raise slo_ms in the model's model.toml"
+            ))
+        };
+        models.iter().filter_map(says).collect()
     }
 
     /// Returns the number of the primary's devices that serve, or served a moment ago.

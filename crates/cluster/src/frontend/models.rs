@@ -4,7 +4,7 @@
 use super::counters::ModelCounters;
 use super::pending::AnswerLimits;
 use crate::description::{ModelDescription, RemoteModel};
-use ripieno_base::ModelId;
+use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::LoadedModel;
 use ripieno_model::Walk;
 use ripieno_runtime::OpenDims;
@@ -60,6 +60,12 @@ impl FrontendModels {
     pub(super) fn get(&self, id: ModelId) -> Option<Arc<FrontendModel>> {
         let of = |models: &[Option<Arc<FrontendModel>>]| models.get(id.index()).cloned().flatten();
         of(&self.known).or_else(|| of(&self.former))
+    }
+
+    /// Returns the id, the name and the SLO of each served model.
+    pub(super) fn served(&self) -> Vec<(ModelId, String, Nanos)> {
+        let served = (0..).zip(&self.known).filter_map(|(id, model)| Some((ModelId(id), model.as_ref()?)));
+        served.map(|(id, model)| (id, model.description.name.clone(), model.description.model.slo)).collect()
     }
 
     /// Returns true if each served model has a version in this list.

@@ -16,12 +16,12 @@
 
 use super::pending::{AnswerLimits, CompletedRequest, PendingRequest, Piece, Resubmission};
 use super::steps::StepReceiver;
-use super::way::{RequestWays, measured};
+use super::way::{ExpectedWay, RequestWays, measured};
 use crate::handover::{Epoch, Following, HeartbeatSender, ProcessId};
 use crate::plane::{PeerLink, RequestHeader};
-use ripieno_base::Nanos;
+use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::Tensor;
-use ripieno_runtime::{DelayPercentiles, Failure, JobOutput, JobResult, check_joinable, join};
+use ripieno_runtime::{DelayPercentiles, Failure, JobOutput, JobResult, SlowLink, check_joinable, join};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -109,15 +109,19 @@ impl RequestTable {
             return Err(outage("no scheduler is there"));
         }
         let (bound, PendingRequest { came, limits, .. }) = (self.slots.len(), &pending);
-        let way = self.ways.expected(pending.header.model, *came, *limits);
-        if limits.is_enforced() && limits.expires.is_some_and(|expires| *came + way >= expires) {
-            return Err(Failure::TooLate { expected: way, retry_after: RETRY_AFTER });
+        let model = pending.header.model;
+        let way = self.ways.expected(model, *came, *limits);
+        let ExpectedWay { span, link } = way;
+        if limits.is_enforced() && limits.expires.is_some_and(|expires| *came + span >= expires) {
+            let Some(link) = link else { return Err(Failure::Expired) };
+            self.ways.on_refused(model, now, way);
+            return Err(Failure::SlowLink { link, takes: span });
         }
         let at = self.free.pop().ok_or(Failure::QueueFull { bound, retry_after: RETRY_AFTER })?;
         let slot = &mut self.slots[at as usize];
         slot.taken = slot.taken.wrapping_add(1);
         let request = u64::from(slot.taken) << 32 | u64::from(at);
-        let header = RequestHeader { request, way: RequestHeader::way_of(way), ..pending.header };
+        let header = RequestHeader { request, way: RequestHeader::way_of(span), ..pending.header };
         pending.header = header;
         slot.pending = Some(Box::new(pending));
         Ok((header, self.scheduler.clone()))
@@ -208,7 +212,10 @@ impl RequestTable {
     /// Handles the scheduler's report that a request has ended.
     pub(super) fn on_end(&mut self, request: u64, answer: JobResult, now: Instant) -> Option<CompletedRequest> {
         let answered = match answer {
-            Err(failure) => return self.complete(request, Err(failure)),
+            Err(failure) => {
+                let failure = self.by_link(request, failure, now);
+                return self.complete(request, Err(failure));
+            }
             Ok(answered) => answered,
         };
         self.get(request)?.ended = Some((answered, now));
@@ -216,6 +223,32 @@ impl RequestTable {
         let is_lost =
             self.slots[request as u32 as usize].pending.as_ref()?.outstanding().any(|connection| owes(&connection));
         if is_lost { self.complete(request, Err(outage(BACKEND_LOST))) } else { self.complete_if_ready(request) }
+    }
+
+    /// Returns the failure of a request, which names the link that took the request's time. Learns
+    /// from it.
+    fn by_link(&mut self, request: u64, failure: Failure, now: Instant) -> Failure {
+        let Some(PendingRequest { header, came, limits, .. }) = self.get(request) else { return failure };
+        let (model, way) = (header.model, header.way());
+        let limit = limits.expires.map_or(Duration::MAX, |expires| expires.saturating_duration_since(*came));
+        let (link, span) = match failure {
+            Failure::SlowLink { link: SlowLink::Inputs, takes } => {
+                self.ways.add_slow_inputs(model, takes);
+                (SlowLink::Inputs, takes)
+            }
+            // The scheduler knows only the time that the way leaves.
+            Failure::TooLong { needed } if needed < limit && needed + way >= limit => (SlowLink::Messages, way),
+            _ => return failure,
+        };
+        self.ways.on_refused(model, now, ExpectedWay { span, link: Some(link) });
+        Failure::SlowLink { link, takes: span }
+    }
+
+    /// Returns the link for which requests of a model were refused in the last seconds, and its
+    /// time.
+    pub(super) fn slow_link(&self, model: ModelId, now: Instant) -> Option<(SlowLink, Duration)> {
+        let ExpectedWay { span, link } = self.ways.refused(model, now)?;
+        Some((link?, span))
     }
 
     /// Handles a device's pull of rows. Returns the inputs of the request, and its number of rows.

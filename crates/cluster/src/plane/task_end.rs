@@ -35,6 +35,9 @@ impl TaskEnd {
     }
 }
 
+/// The reason why a request was left out of a batch, for schedulers of earlier releases.
+const LATE: &str = "its inputs take too long to come from its frontend";
+
 /// The result of a task for one member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MemberEnd {
@@ -46,6 +49,9 @@ pub enum MemberEnd {
     Failed(String),
     /// The request's inputs could not be fetched, or its state was lost with a process.
     Lost(String),
+    /// The request was left out since its inputs take this number of milliseconds, at least 1, to
+    /// come from its frontend. Earlier releases read it as [`MemberEnd::Lost`].
+    Late(u16),
     /// The request's values do not fit the model. Only requests that run cell by cell end so; the
     /// frontends of all others learn it from their backends.
     Refused(String),
@@ -75,6 +81,7 @@ impl TaskEnd {
                 MemberEnd::Ended => (1, 0, ""),
                 MemberEnd::Failed(text) => (2, 0, text.as_str()),
                 MemberEnd::Lost(text) => (3, 0, text.as_str()),
+                MemberEnd::Late(ms) => (3, *ms, LATE),
                 MemberEnd::Refused(text) => (4, 0, text.as_str()),
             };
             let named = matches!(member, MemberEnd::Continues(Some(_)));
@@ -120,6 +127,7 @@ impl MemberEnd {
             0 => Ok(MemberEnd::Continues((named != 0).then_some(BlockId(block)))),
             1 => Ok(MemberEnd::Ended),
             2 => Ok(MemberEnd::Failed(text)),
+            3 if block > 0 => Ok(MemberEnd::Late(block)),
             3 => Ok(MemberEnd::Lost(text)),
             4 => Ok(MemberEnd::Refused(text)),
             _ => Err(DecodeError(format!("a member that ended as {what}"))),

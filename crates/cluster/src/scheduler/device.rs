@@ -326,6 +326,11 @@ impl RemoteState {
     }
 }
 
+fn lost(cause: String) -> MemberProgress {
+    let lost = Some(Loss { retry_after: RETRY_AFTER, inside: false });
+    MemberProgress { lost, ..MemberProgress::failed(ExecError(cause)) }
+}
+
 fn progress(member: MemberEnd) -> MemberProgress {
     match member {
         MemberEnd::Continues(skip) => MemberProgress { skip, ..MemberProgress::default() },
@@ -334,9 +339,10 @@ fn progress(member: MemberEnd) -> MemberProgress {
         MemberEnd::Refused(cause) => {
             MemberProgress { refused: true, ..MemberProgress::failed(ExecError(format!("{BAD_REQUEST}{cause}"))) }
         }
-        MemberEnd::Lost(cause) => {
-            let lost = Some(Loss { retry_after: RETRY_AFTER, inside: false });
-            MemberProgress { lost, ..MemberProgress::failed(ExecError(cause)) }
+        MemberEnd::Lost(cause) => lost(cause),
+        MemberEnd::Late(ms) => {
+            let slow_inputs = Some(Duration::from_millis(ms.into()));
+            MemberProgress { slow_inputs, ..lost("its inputs come too late".to_owned()) }
         }
     }
 }

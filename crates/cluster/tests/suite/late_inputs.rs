@@ -4,7 +4,7 @@ use crate::common::*;
 use crate::hanging::Gate;
 use ripieno_base::Nanos;
 use ripieno_cluster::plane::{ByteStream, Listener, Tcp, Transport};
-use ripieno_runtime::{Failure, HangBound};
+use ripieno_runtime::{Failure, HangBound, SlowLink};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -101,4 +101,44 @@ fn a_frontend_whose_inputs_do_not_come_costs_no_device_and_only_its_own_requests
         backend.abort();
         [silent, other].iter().for_each(|client| client.frontend.close());
     }
+}
+
+/// A device waits for inputs no longer than until the deadline, and then not again until they come.
+#[test]
+fn inputs_that_come_after_the_deadline_hold_a_device_once() {
+    let hang = HangBound { times: 1, least: Nanos::from_millis(600_000) };
+    let strict = [Served { slo: Nanos::from_millis(1_000), answer_late: false, ..whole() }];
+    let scheduler = scheduler(1, anywhere(), "unified", hang);
+    let transport = Arc::new(OneWay { scheduler: scheduler.address().to_string(), ..OneWay::default() });
+    let over = Arc::new(Shared(Arc::clone(&transport)));
+    let backend = backend_over(over, vec![scheduler.address().to_string()], &strict, emulated());
+    let (slow, other) = (client(scheduler.address()), client(scheduler.address()));
+    let ids = [&slow, &other].map(|client| client.ready().model("whole"));
+    transport.silent.set(slow.frontend.data_address().to_string()).unwrap();
+    let ask = |client: &Client, id| {
+        client.submit(0, id, rows(0, 1, 2)).unwrap();
+        client.answers.recv_timeout(SAFETY).unwrap().1
+    };
+    assert!(ask(&slow, ids[0]).is_ok());
+
+    transport.gate.set(true);
+    assert_eq!(ask(&slow, ids[0]).err(), Some(Failure::Expired));
+    assert!(ask(&other, ids[1]).is_ok(), "the device is free when the request has expired");
+    for _ in 0..8 {
+        slow.submit(1, ids[0], rows(1, 1, 2)).unwrap();
+        assert!(ask(&other, ids[1]).is_ok());
+        let failed = slow.answers.recv_timeout(SAFETY).unwrap().1;
+        assert!(matches!(failed, Err(Failure::SlowLink { link: SlowLink::Inputs, .. })), "{failed:?}");
+    }
+    let says = slow.frontend.slow_links();
+    assert!(
+        says.len() == 1 && says[0].contains("requests of whole are refused") && says[0].contains("slo_ms"),
+        "{says:?}"
+    );
+    assert!(other.frontend.slow_links().is_empty());
+
+    transport.gate.set(false);
+    until("its requests are answered again", || ask(&slow, ids[0]).is_ok());
+    backend.abort();
+    [slow, other].iter().for_each(|client| client.frontend.close());
 }

@@ -526,6 +526,9 @@ pub struct MemberProgress {
     /// Set if the member failed only because its inputs could not be fetched, or because the
     /// process that had its state has ended. It may be retried.
     pub lost: Option<Loss>,
+    /// Time that the member's inputs take to come, if it was left out because that is more than it
+    /// had left.
+    pub slow_inputs: Option<Duration>,
     /// Whether the member failed before it ran, because its values do not fit the model. The error
     /// begins with [`BAD_REQUEST`](crate::BAD_REQUEST).
     pub refused: bool,

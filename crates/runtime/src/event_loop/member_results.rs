@@ -138,6 +138,7 @@ impl MemberResults {
             if let Some(cause) = progress.failed {
                 if record_failure(call, part, cause.0) {
                     call.lost = call.lost.or(progress.lost);
+                    call.slow_inputs = call.slow_inputs.or(progress.slow_inputs);
                     let did_not_run = progress.refused || progress.lost.is_some();
                     self.failed_alone.push(FailedMember { slot, did_not_run });
                 }

@@ -8,6 +8,7 @@
 use ripieno_executor::BAD_REQUEST;
 use ripieno_sched::Why;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::time::Duration;
 use thiserror::Error;
 
@@ -37,6 +38,15 @@ pub enum Failure {
     TooLong {
         /// The time that it needs at least.
         needed: Duration,
+    },
+    /// It was refused, since a link of its frontend takes more than its limit. A retry cannot
+    /// succeed.
+    #[error("Request timeout expired: {link} take {takes:?}, so a retry cannot be in time")]
+    SlowLink {
+        /// The link.
+        link: SlowLink,
+        /// Time that the link takes of each such request.
+        takes: Duration,
     },
     /// The devices cannot answer more requests in time, and all requests are of one client and
     /// model. Holds the time after which to retry.
@@ -104,6 +114,24 @@ pub enum Failure {
     ShuttingDown,
 }
 
+/// A link of a frontend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlowLink {
+    /// The messages of a request and of its answer.
+    Messages,
+    /// The inputs, which devices fetch from the frontend.
+    Inputs,
+}
+
+impl fmt::Display for SlowLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SlowLink::Messages => "the messages between this frontend and its scheduler and backends",
+            SlowLink::Inputs => "the inputs from this frontend to the backends",
+        })
+    }
+}
+
 /// Time after which a model that was just replaced serves under its new id.
 const RELEASE: Duration = Duration::from_millis(100);
 
@@ -154,6 +182,10 @@ impl Failure {
                 timed(Ending::Hopeless, 2, retry_after, [nanos(*expected).max(1), 0])
             }
             Failure::TooLong { needed } => timed(Ending::Hopeless, 2, &Duration::ZERO, [nanos(*needed).max(1), 0]),
+            Failure::SlowLink { link, takes } => {
+                let number = if *link == SlowLink::Messages { 1 } else { 2 };
+                timed(Ending::Hopeless, 2, &Duration::ZERO, [nanos(*takes).max(1), number])
+            }
             Failure::Share(after) => timed(Ending::Share, 3, after, [0, 0]),
             Failure::Overload(after) => timed(Ending::Hopeless, 3, after, [1, 0]),
             Failure::Cancelled => row(Ending::Cancelled, 4),
@@ -179,6 +211,8 @@ impl Failure {
         Some(match reason {
             1 => Failure::Expired,
             2 if first == 0 => Failure::Hopeless,
+            2 if second == 1 => Failure::SlowLink { link: SlowLink::Messages, takes: Duration::from_nanos(first) },
+            2 if second == 2 => Failure::SlowLink { link: SlowLink::Inputs, takes: Duration::from_nanos(first) },
             2 if retry_after.is_zero() => Failure::TooLong { needed: Duration::from_nanos(first) },
             2 => Failure::TooLate { expected: Duration::from_nanos(first), retry_after },
             3 if first > 0 => Failure::Overload(retry_after),
@@ -228,8 +262,11 @@ impl Failure {
     /// Returns the failure with its times mapped, for messages that round them.
     #[must_use]
     pub fn with_times(mut self, map: impl Fn(Duration) -> Duration) -> Failure {
-        if let Failure::TooLate { expected: time, .. } | Failure::TooLong { needed: time } = &mut self {
-            *time = map(*time);
+        match &mut self {
+            Failure::TooLate { expected: time, .. }
+            | Failure::TooLong { needed: time }
+            | Failure::SlowLink { takes: time, .. } => *time = map(*time),
+            _ => {}
         }
         if let Some(time) = self.retry_after_mut() {
             *time = map(*time);
@@ -370,7 +407,11 @@ mod tests {
             Failure::Expired => Failure::Hopeless,
             Failure::Hopeless => Failure::TooLate { expected: AFTER * 2, retry_after: AFTER },
             Failure::TooLate { .. } => Failure::TooLong { needed: AFTER },
-            Failure::TooLong { .. } => Failure::Overload(AFTER),
+            Failure::TooLong { .. } => Failure::SlowLink { link: SlowLink::Messages, takes: AFTER },
+            Failure::SlowLink { link: SlowLink::Messages, takes } => {
+                Failure::SlowLink { link: SlowLink::Inputs, takes: *takes }
+            }
+            Failure::SlowLink { .. } => Failure::Overload(AFTER),
             Failure::Overload(_) => Failure::Share(AFTER),
             Failure::Share(_) => Failure::Cancelled,
             Failure::Cancelled => Failure::Failed(text()),

@@ -16,6 +16,7 @@ use ripieno_executor::{Loss, RequestEntry, Tensor, next_walk};
 use ripieno_sched::RequestClass;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
 
 /// An accepted [`Job`](crate::Job).
 pub(crate) struct LiveJob {
@@ -40,6 +41,8 @@ pub(crate) struct LiveJob {
     pub(crate) cancel_read: bool,
     /// Set if a part failed because an engine process was missing or ended.
     pub(crate) lost: Option<Loss>,
+    /// Time that its inputs take to come, if a part was left out of a batch for it.
+    pub(crate) slow_inputs: Option<Duration>,
     /// Sizes of the call's open dimensions, if the inputs are on another machine.
     pub(crate) sizes: OpenSizes,
     /// Class of the call's requests in the core.

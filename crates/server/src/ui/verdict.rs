@@ -46,6 +46,8 @@ pub(super) fn problems(state: &ServerState, models: &[ModelView], causes: &[Caus
     found.extend(fewer_devices(state));
     let refused = state.backend.refused().into_iter().take(MOST_MODELS);
     found.extend(refused.map(|says| ServerProblem { name: "backend_refused", says: upper(&says) }));
+    let slow = state.backend.slow_links().into_iter().take(MOST_MODELS);
+    found.extend(slow.map(|says| ServerProblem { name: "slow_link", says: upper(&says) + "." }));
     found.extend(leadership(state));
     found.extend(named(state.registry.stale(), |FailedModel { name, version, reason }| {
         let version = if version.is_empty() { String::new() } else { format!(" version {version}") };

@@ -207,6 +207,10 @@ impl Backend for RemoteEngine {
         self.0.serving_devices()
     }
 
+    fn slow_links(&self) -> Vec<String> {
+        self.0.slow_links()
+    }
+
     /// The scheduler knows the load of the devices, and advises on their number.
     fn is_primary(&self) -> bool {
         false

@@ -289,7 +289,7 @@ fn a_request_that_the_shortest_way_leaves_no_time_is_refused_and_one_a_second_pa
             table.ways.add(ModelId(0), ms(40), ms(pulled));
         });
     }
-    let refused = |told| matches!(told, Err(Failure::TooLate { expected, .. }) if expected == ms(120));
+    let refused = |told| told == Err(Failure::SlowLink { link: SlowLink::Inputs, takes: ms(120) });
     assert!(told(&mut table, 0, 100, false).unwrap() < ms(26), "one is sent to measure the way");
     assert!(refused(told(&mut table, 0, 120, false)) && refused(told(&mut table, 999, 1, false)));
     assert_eq!(told(&mut table, 0, 1_000, false).unwrap(), ms(120), "less than a quarter");
@@ -299,6 +299,37 @@ fn a_request_that_the_shortest_way_leaves_no_time_is_refused_and_one_a_second_pa
     assert!(told(&mut table, 1_000, 100, false).is_ok() && refused(told(&mut table, 1_001, 100, false)));
     table.ways.add(ModelId(0), ms(1), ms(1));
     assert!((0..16).all(|_| told(&mut table, 1_002, 100, false).is_ok()), "it has become shorter");
+}
+
+#[test]
+fn a_slow_link_is_learnt_from_the_ends_of_requests_and_named() {
+    let ms = Duration::from_millis;
+    let (mut table, begun) = (table(64), Instant::now());
+    let inputs = |takes| Failure::SlowLink { link: SlowLink::Inputs, takes };
+    let ended = |table: &mut RequestTable, failure: Failure| {
+        let limits = AnswerLimits { due: begun.checked_add(ms(100)), expires: begun.checked_add(ms(100)) };
+        let (pending, answers) = pending(1, None);
+        let pending = PendingRequest { came: begun, limits, ..pending };
+        let request = table.insert(pending, begun)?.0.request;
+        assert!(answer(table.on_end(request, Err(failure), begun)));
+        Err::<(), Failure>(answers.try_recv().unwrap().unwrap_err())
+    };
+    let too_long = |ms_needed| Failure::TooLong { needed: ms(ms_needed) };
+    assert_eq!(ended(&mut table, too_long(5)), Err(too_long(5)), "the way takes nothing");
+    assert_eq!(table.slow_link(ModelId(0), begun), None);
+    (0..15).for_each(|_| assert_eq!(ended(&mut table, inputs(ms(150))), Err(inputs(ms(150)))));
+    assert_eq!(table.slow_link(ModelId(0), begun), Some((SlowLink::Inputs, ms(150))));
+    assert_eq!(ended(&mut table, inputs(ms(140))), Err(inputs(ms(140))));
+    assert_eq!(ended(&mut table, inputs(ms(150))), Err(inputs(ms(150))), "one is sent to measure");
+    assert_eq!(ended(&mut table, Failure::Hopeless), Err(inputs(ms(140))), "refused at once");
+    let shown = |after| table.slow_link(ModelId(0), begun + after);
+    assert_eq!((shown(ms(9_000)).is_some(), shown(ms(11_000))), (true, None));
+
+    (0..16).for_each(|_| table.ways.add(ModelId(0), ms(96), ms(0)));
+    assert_eq!(ended(&mut table, too_long(2)), Err(too_long(2)), "the way leaves enough");
+    let way = Failure::SlowLink { link: SlowLink::Messages, takes: ms(96) };
+    assert_eq!(ended(&mut table, too_long(5)), Err(way));
+    assert_eq!(ended(&mut table, too_long(101)), Err(too_long(101)));
 }
 
 #[test]

@@ -106,6 +106,7 @@ fn task_ends() -> [TaskEnd; 2] {
         MemberEnd::Ended,
         MemberEnd::Failed("text".to_owned()),
         MemberEnd::Lost(String::new()),
+        MemberEnd::Late(u16::MAX),
         MemberEnd::Refused("text".to_owned()),
     ];
     let ended = TaskEnd {

@@ -7,7 +7,7 @@ use crate::learn::shortest_time::shortest_time;
 use crate::requests::ending::Ending;
 use crate::requests::jobs::{LiveJob, PartStage};
 use crate::requests::split;
-use crate::{Aside, Failure, JobOutput};
+use crate::{Aside, Failure, JobOutput, SlowLink};
 use ripieno_base::{Nanos, RequestSlot, Time};
 use ripieno_executor::Loss;
 use ripieno_sched::{Prediction, Why};
@@ -142,6 +142,9 @@ pub(super) fn failure(call: &LiveJob, part: usize) -> Failure {
         Some(Err(text)) => Failure::of_engine(text.clone()),
         _ => Failure::of_core(Why::Failed, || Duration::ZERO),
     };
+    if let Some(takes) = call.slow_inputs {
+        return Failure::SlowLink { link: SlowLink::Inputs, takes };
+    }
     match call.lost {
         Some(Loss { retry_after, .. }) => Failure::Outage { cause: failed.text().to_owned(), retry_after },
         None => failed,
