@@ -44,6 +44,19 @@ struct HostState {
     changed: Condvar,
     /// Largest number of steps of a lane that were in flight.
     most_in_flight: AtomicUsize,
+    /// Number of further steps that run, if there is a bound.
+    steps_left: Mutex<Option<u64>>,
+}
+
+impl HostState {
+    /// Counts a step. Returns whether it fails, as all do once the bound is reached: an error of a
+    /// GPU spoils its context.
+    fn fails(&self) -> bool {
+        let mut left = self.steps_left.lock();
+        let fails = *left == Some(0);
+        *left = left.map(|left| left.saturating_sub(1));
+        fails
+    }
 }
 
 impl HostDevice {
@@ -56,6 +69,11 @@ impl HostDevice {
     pub fn hold(&self, held: bool) {
         *self.state.held.lock() = held;
         self.state.changed.notify_all();
+    }
+
+    /// Lets this number of further steps run; each later one fails as with an error of a GPU.
+    pub fn fail_after(&self, steps: u64) {
+        *self.state.steps_left.lock() = Some(steps);
     }
 
     /// Returns the largest number of steps of a lane that were in flight.
@@ -127,6 +145,7 @@ struct HostPlace {
     faults: Vec<u32>,
     /// Cell of the step, and its number of rows.
     step: (usize, usize),
+    has_failed: bool,
 }
 
 impl HostPlace {
@@ -141,6 +160,7 @@ impl HostPlace {
             results: per_row(|program| program.results),
             faults: vec![0; rows],
             step: (0, 0),
+            has_failed: false,
         }
     }
 }
@@ -211,6 +231,10 @@ impl CellLane for HostLane {
         self.wait(&|| false);
         self.free.extend(self.settled.take());
         let place = self.settled.insert(self.ended.take().ok_or(CudaError::Broken)?);
+        if place.has_failed {
+            let text = "an illegal memory access was encountered".to_owned();
+            return Err(CudaError::Driver { call: "cuStreamQuery", text });
+        }
         Ok(StepOutputs { results: &place.results[place.step.0], faults: &place.faults })
     }
 }
@@ -231,7 +255,10 @@ impl HostModel {
         for mut place in launched {
             self.state.changed.wait_while(&mut self.state.held.lock(), |held| *held);
             self.delay();
-            self.run_step(&mut place);
+            place.has_failed = self.state.fails();
+            if !place.has_failed {
+                self.run_step(&mut place);
+            }
             self.delay();
             if ends.send(place).is_err() {
                 return;

@@ -270,6 +270,37 @@ fn answers_are_those_alone_however_far_steps_run_ahead() {
     }
 }
 
+/// The GPU fails while steps of several requests are in flight, and some have not been launched.
+#[test]
+fn an_error_of_the_gpu_fails_each_task_once_and_frees_every_row() {
+    for runs in [0, 1, 5, 9] {
+        let bench = Bench::open(&repeated(demo("sentiment", "cell"), &["h", "c"], 8), 3, 1, 5);
+        let entries: Vec<_> = (0..4).map(|seed| bench.entry(9, seed)).collect();
+        bench.host.hold(true);
+        bench.host.fail_after(runs);
+        let step = |node: u32| (0..).zip(&entries).map(|(slot, entry)| member(slot, node, entry)).collect();
+        (0..5).for_each(|node| bench.submit(0, 0, step(node)));
+        bench.host.hold(false);
+        let mut failed = 0;
+        for node in 5..9 {
+            failed += u64::from(bench.result().is_err());
+            bench.submit(0, 0, step(node));
+        }
+        let last: Vec<_> = (0..5).map(|_| bench.result()).collect();
+        failed += last.iter().filter(|result| result.is_err()).count() as u64;
+        assert_eq!(failed, 9 - runs, "{last:?}");
+        let causes = last.into_iter().filter_map(Result::err);
+        assert!(causes.clone().all(|cause| cause.0.contains("illegal memory access") || cause.0.contains("earlier")));
+        assert!(bench.results.try_recv().is_err(), "each task ends once");
+        bench.device.detach(ModelId(0));
+        let begun = Instant::now();
+        while bench.free().0 < bench.free().1 {
+            assert!(begun.elapsed() < Duration::from_secs(60), "rows are held");
+            std::thread::yield_now();
+        }
+    }
+}
+
 #[test]
 fn steps_of_one_request_are_launched_before_the_first_has_ended() {
     let bench = Bench::open(&repeated(demo("sentiment", "cell"), &["h", "c"], 8), 3, 1, 4);
