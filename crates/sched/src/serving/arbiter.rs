@@ -129,9 +129,10 @@ impl TaskOffer {
         let kinds = (self.is_cell(), other.is_cell());
         let held = match kinds {
             (true, true) if self.model == other.model => Nanos(1),
-            // The other devices run steps, too, so a free one is no help to a batch.
+            // The other devices run steps, too, so a free one is no help.
+            (true, true) => self.whole,
             (true, false) => other.doubles_in,
-            _ => self.whole.min(elsewhere),
+            (false, _) => self.whole.min(elsewhere),
         };
         let wasted = if kinds == (true, true) {
             0
@@ -240,6 +241,19 @@ mod tests {
         let batch = offer(0, 30, 1, 500);
         let step = |start_ms| TaskOffer { task: OfferedTask::Cell(BlockId(0)), ..offer(1, 1, 1_000_000, start_ms) };
         assert_eq!((first(&[batch, step(500)], 0), first(&[batch, step(5)], 0)), (0, 1));
+    }
+
+    #[test]
+    fn steps_of_a_short_walk_go_first_also_where_another_device_is_soon_free() {
+        let step = |model, ms, weight| TaskOffer {
+            task: OfferedTask::Cell(BlockId(0)),
+            whole: MS(ms),
+            ..offer(model, 1, weight, 500)
+        };
+        let (long, short) = (step(0, 2_000, 20_000), step(1, 5, 1_000));
+        for others_free in [Nanos::MAX, MS(1)] {
+            assert_eq!(choose(NOW, &[long, short], others_free, Permille::ZERO).unwrap().model.0, 1);
+        }
     }
 
     #[test]
