@@ -10,7 +10,8 @@
 //!   links are slow does not make the batches of others wait.
 //!
 //! A request that a backend leaves out of a batch, since its inputs come too late, counts as a way
-//! of the time that they take. The second number needs measurements while it refuses all requests, so one passes each second.
+//! of the time that they take. The second number needs measurements while it refuses all requests,
+//! so one passes each second.
 
 use super::pending::AnswerLimits;
 use ripieno_base::{ModelId, Nanos};

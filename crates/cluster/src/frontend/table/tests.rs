@@ -321,7 +321,7 @@ fn a_slow_link_is_learnt_from_the_ends_of_requests_and_named() {
     assert_eq!(table.slow_link(ModelId(0), begun), Some((SlowLink::Inputs, ms(150))));
     assert_eq!(ended(&mut table, inputs(ms(140))), Err(inputs(ms(140))));
     assert_eq!(ended(&mut table, inputs(ms(150))), Err(inputs(ms(150))), "one is sent to measure");
-    assert_eq!(ended(&mut table, Failure::Hopeless), Err(inputs(ms(140))), "refused at once");
+    assert_eq!(ended(&mut table, Failure::Hopeless), Err(inputs(ms(140))), "refused immediately");
     let shown = |after| table.slow_link(ModelId(0), begun + after);
     assert_eq!((shown(ms(9_000)).is_some(), shown(ms(11_000))), (true, None));
 
