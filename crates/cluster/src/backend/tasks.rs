@@ -26,14 +26,36 @@ pub(super) struct SessionTasks {
     pulls: HashMap<u64, (TaskId, usize)>,
     /// The frontends of pulls that were given up, until they are answered.
     given_up: HashMap<u64, u32>,
-    /// The time that the rows of a frontend's requests to a model last took to come;
-    /// [`Duration::MAX`] while they are overdue.
-    row_times: HashMap<(u32, ModelId), Duration>,
+    /// The time that the rows of a frontend's requests to a model last took to come.
+    row_times: HashMap<(u32, ModelId), RowTime>,
     /// The pulls that no task waits for: they only measure.
     probes: HashMap<u64, PullProbe>,
     /// The latest request in each slot of the scheduler.
     slots: HashMap<RequestSlot, SlotRequest>,
     pool: Arc<SlotPool>,
+}
+
+/// Time after which a measurement of rows no longer counts: it may have been an exception.
+const ROW_TIME_VALID: Duration = Duration::from_secs(10);
+
+/// A measurement of the time that rows take to come.
+#[derive(Clone, Copy)]
+struct RowTime {
+    /// The time; [`Duration::MAX`] while the rows are overdue.
+    took: Duration,
+    /// Time of the measurement.
+    at: Instant,
+}
+
+impl RowTime {
+    fn measured(took: Duration) -> RowTime {
+        RowTime { took, at: Instant::now() }
+    }
+
+    /// Returns whether rows are expected to take longer than `left`.
+    fn exceeds(&self, left: Duration) -> bool {
+        self.took >= left && (self.took == Duration::MAX || self.at.elapsed() < ROW_TIME_VALID)
+    }
 }
 
 /// A pull that no task waits for.
@@ -175,8 +197,8 @@ impl SessionTasks {
             self.set_inputs(task, member, MemberInputs::lost());
             return None;
         }
-        let is_late = |took: &&Duration| left_ns.is_some_and(|left| **took >= Duration::from_nanos(left));
-        let Some(&took) = self.row_times.get(&(frontend, model)).filter(is_late) else {
+        let is_late = |time: &&RowTime| left_ns.is_some_and(|left| time.exceeds(Duration::from_nanos(left)));
+        let Some(&RowTime { took, .. }) = self.row_times.get(&(frontend, model)).filter(is_late) else {
             self.tags += 1;
             self.pulls.insert(self.tags, (task, member));
             return Some(self.tags);
@@ -201,13 +223,14 @@ impl SessionTasks {
             self.given_up.retain(|_, &mut frontend| frontend != answers);
         }
         if let Some(PullProbe { frontend, model, began }) = self.probes.remove(&tag) {
-            self.row_times.insert((frontend, model), began.elapsed());
+            self.row_times.insert((frontend, model), RowTime::measured(began.elapsed()));
         }
         let (task, member) = self.pulls.remove(&tag)?;
         if let Some(held) = self.held.get(&task)
             && let Some(origin) = held.run.members[member].origin
         {
-            self.row_times.insert((origin.frontend, held.run.model), held.until(Instant::now()));
+            let time = RowTime::measured(held.until(Instant::now()));
+            self.row_times.insert((origin.frontend, held.run.model), time);
         }
         Some((task, member))
     }
@@ -228,7 +251,7 @@ impl SessionTasks {
         let any = !overdue.is_empty();
         for (tag, task, member, probe) in overdue {
             self.set_inputs(task, member, MemberInputs::late(now.saturating_duration_since(probe.began)));
-            self.row_times.insert((probe.frontend, probe.model), Duration::MAX);
+            self.row_times.insert((probe.frontend, probe.model), RowTime::measured(Duration::MAX));
             self.probes.insert(tag, probe);
         }
         any
@@ -590,6 +613,12 @@ mod tests {
         tasks.insert(run(7, &[Some(1)]));
         let patient = tasks.add_pull(TaskId(7), 0).unwrap();
         assert_eq!(tasks.take_pull(patient), Some((TaskId(7), 0)), "it has no deadline");
+        tasks.insert(run_within(9, &[1], tight));
+        let known = tasks.row_times[&(1, ModelId(0))];
+        let at = known.at.checked_sub(ROW_TIME_VALID).unwrap();
+        tasks.row_times.insert((1, ModelId(0)), RowTime { at, ..known });
+        let later = tasks.add_pull(TaskId(9), 0).unwrap();
+        assert_eq!(tasks.take_pull(later), Some((TaskId(9), 0)), "the last time was long ago");
         tasks.on_frontend_lost(1);
         tasks.insert(run_within(8, &[1], tight));
         let anew = tasks.add_pull(TaskId(8), 0).unwrap();
