@@ -117,13 +117,15 @@ impl PreparedTask {
         let Members { failures, states } = &mut members;
         let plan = Arc::clone(&model.plan);
         let is_last = task.block.index() + 1 == plan.blocks.len();
-        let may_follow = is_last && batches.len() == 1 && attached.uses_second_thread && !plan.sharing.is_watched();
+        // Parts of a batch that has failed bring their outputs one after the other.
+        let whole = if batches.len() == 1 { batches[0].len() } else { usize::MAX };
+        let may_follow = is_last && attached.uses_second_thread && !plan.sharing.is_watched();
         let mut coming = None;
         let rerun = run_in_parts(batches, failures, &terms, &mut |part, ready| {
             let was_alone = runs_alone(&model.plan, part, states);
             let mut attempt = |alone: bool| {
                 let at_hand = gathered.take().filter(|batch| batch.alone == alone);
-                let may_follow = may_follow && !alone;
+                let may_follow = may_follow && !alone && part.len() == whole;
                 let batch = PartRun { task, model: &model, part, at_hand, alone, may_follow, ready };
                 let outputs = batch.run(attached, account, states, (&mut watch, &mut spent))?;
                 coming = outputs.map(|outputs| (part.to_vec(), outputs));

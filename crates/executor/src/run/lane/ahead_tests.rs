@@ -1,6 +1,6 @@
 //! Tests of tasks that are gathered and answered while another one runs.
 
-use super::tests::{Scripted, model, options, task};
+use super::tests::{Following, Scripted, model, options, task};
 use super::*;
 use crate::contract::model::EngineModel;
 use crate::run::rows::BatchTensor;
@@ -306,9 +306,9 @@ fn every_accepted_task_ends_once_however_early_the_device_is_dropped() {
             Ok(ReadyModel::new(plan, Box::new(Scripted)))
         });
         let (sender, results) = channel();
-        let host = HostOptions { min_host_time: Duration::ZERO, on_gpu: false };
-        let sink: Sink = Arc::new(move |result| drop(sender.send(result)));
-        let device = LaneDevice::open_with(LaneOptions { depth: 6, ..options(prepare) }, host, sink).unwrap();
+        let (host, sink) =
+            (HostOptions { min_host_time: Duration::ZERO, on_gpu: false }, move |result| drop(sender.send(result)));
+        let device = LaneDevice::open_with(LaneOptions { depth: 6, ..options(prepare) }, host, Arc::new(sink)).unwrap();
         device.attach(ModelId(0), Arc::new(model()));
         for (id, block) in (0..).zip([0, 1, 0, 1, 0, 1]) {
             device.submit(Task { id: TaskId(id), ..task(block, &[(id / 2, 10)]) }).unwrap();
@@ -400,9 +400,9 @@ impl Reference {
 fn random_tasks_with_cancels_answer_as_each_alone() {
     for (seed, min_host_time) in (0..12).map(|seed| (seed, if seed % 3 == 0 { MIN_HOST_TIME } else { Duration::ZERO }))
     {
-        let prepare: Prepare = Box::new(|loaded, _| {
+        let prepare: Prepare = Box::new(move |loaded, _| {
             let plan = Arc::clone(&EngineModel::<()>::of(loaded, "scripted")?.plan);
-            Ok(ReadyModel::new(plan, Box::new(Scripted)))
+            Ok(ReadyModel::new(plan, if seed % 2 == 0 { Box::new(Following) } else { Box::new(Scripted) }))
         });
         let (sender, results) = channel();
         let options = LaneOptions { depth: 4, aborts: vec![Arc::default(), Arc::default()], ..options(prepare) };
