@@ -10,6 +10,7 @@ mod models;
 mod planned;
 mod session;
 mod sessions;
+mod slots;
 mod source;
 mod tasks;
 mod usage;

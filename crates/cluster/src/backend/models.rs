@@ -5,7 +5,7 @@
 //! devices: so the earlier one serves until the newer one is ready on every backend. A model that
 //! goes out of service is not offered any more, and stays only while a device has it.
 
-use super::tasks::SlotPool;
+use super::slots::SlotPool;
 use crate::description::ModelDescription;
 use crate::offer::{BackendOffer, OfferedModel};
 use crate::plane::{CELLS, Message, PeerLink};
