@@ -218,7 +218,7 @@ impl Frontend {
             let [takes, slo] = [takes.as_secs_f64() * 1e3, slo.as_millis_f64()].map(f64::ceil);
             Some(format!(
                 "requests of {name} are refused: {link} take {takes} ms, and its SLO is {slo} ms. Move the frontend \
-                 nearer, or raise slo_ms in the model's model.toml"
+                 nearer, or raise slo_ms in its model.toml"
             ))
         };
         models.iter().filter_map(says).collect()

@@ -165,7 +165,8 @@ impl EnsembleRun {
         let on_answer = Box::new(move |answer| drop(send.try_send((step, answer))));
         let (client, priority) = (self.call.client, self.call.priority);
         let job = Job { model, inputs, rows, timeout, stage, client, priority, on_step: None, on_answer };
-        let withdraw = self.backend.submit(job).map_err(|refused| Problem::of_ending(refused, &member.name))?;
+        let refused = |failure| Problem::of_failure(failure, &member, self.call.rows, None);
+        let withdraw = self.backend.submit(job).map_err(refused)?;
         self.withdraws[step] = Some(withdraw);
         Ok(())
     }

@@ -227,7 +227,8 @@ async fn submit(
     let job = Job { model, inputs, rows, timeout, stage: None, client: caller.client, priority, on_step, on_answer };
     let tag = sampled.unwrap_or_else(|| tag_of(id));
     let submitted = Instant::now();
-    let withdraw = state.backend.submit_tagged(job, tag).map_err(|refused| Problem::of_ending(refused, &entry.name))?;
+    let refused = |failure| Problem::of_failure(failure, &entry, rows, timeout);
+    let withdraw = state.backend.submit_tagged(job, tag).map_err(refused)?;
     let backend = state.backend.clone();
     accepted.awaited = Awaited::Model(ModelCall { answer, withdraw: Some(withdraw), submitted, backend });
     Ok(())

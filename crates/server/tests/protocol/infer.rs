@@ -143,6 +143,14 @@ async fn failures_have_their_statuses() {
          model 'too-long' had 100ms (its slo_ms); one row needs 178ms by its profile on an idle device, and the request has 2; \
          send fewer rows in a request, or raise slo_ms, or write late = \"answer\", in its model.toml"
     );
+    let distant = server.infer("distant", &floats()).await;
+    assert!(distant.status == StatusCode::GATEWAY_TIMEOUT && !distant.headers.contains_key("retry-after"));
+    assert_eq!(
+        distant.error(),
+        "Request timeout expired: the messages between this frontend and its scheduler and backends take 95.7ms, so a \
+         retry cannot be in time; model 'distant' had 100ms (its slo_ms); one row needs 178ms by its profile on an idle \
+         device; move the frontend nearer, or raise slo_ms, or write late = \"answer\", in its model.toml"
+    );
     let unknown = server.infer("missing", &floats()).await;
     assert!(
         unknown.status == StatusCode::NOT_FOUND && unknown.error().contains("unknown model: 'missing' is not found")

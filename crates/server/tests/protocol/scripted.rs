@@ -8,7 +8,7 @@ use ripieno_repository::registry::{IndexRow, ModelRegistry, ModelState, Reposito
 use ripieno_repository::slo::{Slo, SloOrigin};
 use ripieno_runtime::{
     DeviceRefused, DeviceSnapshot, EngineProcesses, Failure, Job, JobOutput, JobResult, ModelSnapshot,
-    SchedulerSnapshot, StreamedStep,
+    SchedulerSnapshot, SlowLink, StreamedStep,
 };
 use ripieno_server::{Backend, DeviceChange, Withdraw};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ type Act = fn(Job, &Scripted) -> Result<(), Failure>;
 
 /// The models' behaviours; a model's id is its position. In addition, there is one identity model
 /// per datatype.
-pub(crate) const MODELS: [(&str, Act); 20] = [
+pub(crate) const MODELS: [(&str, Act); 21] = [
     ("simple", |job, _| answer(job, echo)),
     ("two", |job, _| answer(job, echo)),
     ("expired", |job, _| answer(job, |_| Err(Failure::Expired))),
@@ -69,6 +69,7 @@ pub(crate) const MODELS: [(&str, Act); 20] = [
     ("picky", |_, _| Err(Failure::Invalid("two roots".into()))),
     ("crowded", |_, _| Err(Failure::NodesFull { held: 3, bound: 4, retry_after: Duration::from_millis(1200) })),
     ("too-long", |job, _| answer(job, |_| Err(Failure::TooLong { needed: Duration::from_micros(5_300_200) }))),
+    ("distant", |_, _| Err(Failure::SlowLink { link: SlowLink::Messages, takes: Duration::from_micros(95_700) })),
     ("queued", |job, _| answer(job, |_| Err(Failure::Expired))),
 ];
 
