@@ -7,6 +7,9 @@ use ripieno_model::DataType;
 pub(crate) trait InputMemory: Send + Sync {
     /// Takes memory for an input. `None` if the engine would have to copy it all the same.
     fn take(&self, datatype: DataType, shape: &[i64]) -> Option<Box<dyn InputSpace>>;
+
+    /// Gives the memory back that no input uses.
+    fn release(&self);
 }
 
 /// Memory of one input.

@@ -29,8 +29,9 @@ use crate::run::lane_queue::{LaneMessage, LaneQueue, QueuedTask};
 use crate::run::rerun::{CompletedTask, catch_panic};
 use crate::run::runner::ReadyModel;
 use crate::run::second_thread::{MIN_HOST_TIME, SecondThread};
+use crate::run::task_ends::{EndedRun, TaskEnds};
 use crate::run::worker::{Executed, Worker};
-use crate::{Device, ExecError, IdleWork, LoadError, LoadedModel, Loss, PhaseTimes, Sink, Task, TaskResult};
+use crate::{Device, ExecError, IdleWork, LoadError, LoadedModel, PhaseTimes, Sink, Task, TaskResult};
 use ripieno_base::{ModelId, TaskId};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -141,27 +142,6 @@ struct LaneLoop {
     permits: Option<Arc<RunPermits>>,
     /// Tasks whose steps are in flight, the oldest first. All are of one model.
     steps: VecDeque<(Task, StepInFlight)>,
-}
-
-/// Everything that the end of a task takes, on either thread of a lane.
-struct TaskEnds {
-    queue: Arc<LaneQueue>,
-    abort: Arc<Abort>,
-    slots: WalkSlots,
-    account: Arc<DeviceCounters>,
-    /// See [`HostOptions::on_gpu`].
-    on_gpu: bool,
-    sink: Sink,
-}
-
-/// A task whose run has ended.
-struct EndedRun {
-    task: Task,
-    executed: Result<Executed, ExecError>,
-    started: Instant,
-    ended: Instant,
-    /// The loss if the engine's process was missing or ended.
-    lost: Option<Loss>,
 }
 
 impl LaneThread {
@@ -347,8 +327,10 @@ impl LaneLoop {
     fn run_task(&mut self, queued: QueuedTask) -> bool {
         let (permits, mut permit) = (self.permits.clone(), None);
         let run = self.execute(queued, || permit = permits.as_ref().map(|permits| permits.acquire()));
-        let ends = &self.ends;
+        let (ends, begun) = (&self.ends, Instant::now());
         ends.queue.await_left_end();
+        // The task before took this time.
+        let run = EndedRun { waited: begun.elapsed(), ..run };
         let may_leave = self.second.is_some() && matches!(run.executed, Ok(Executed::Ran { uses_second: true, .. }));
         if may_leave && ends.queue.is_first_block_next() {
             let ends = Arc::clone(ends);
@@ -359,7 +341,7 @@ impl LaneLoop {
             }));
             return false;
         }
-        let (model, ended, result) = (run.task.model, run.ended, ends.result(run));
+        let (model, ended, result) = (run.task.model, run.ended + run.waited, ends.result(run));
         drop(permit);
         let told = ends.report(result, ends.queue.release());
         if !told.held_next {
@@ -382,7 +364,8 @@ impl LaneLoop {
         }
         let started = Instant::now();
         if let Err(cancelled) = waited {
-            return EndedRun { task, executed: Err(cancelled), started, ended: started, lost: None };
+            let waited = Duration::ZERO;
+            return EndedRun { task, executed: Err(cancelled), started, ended: started, waited, lost: None };
         }
         let ahead = prepared.is_some();
         // The worker takes the states of requests out before it runs a task, so a panic leaves no
@@ -392,55 +375,8 @@ impl LaneLoop {
             Ok(Executed::Ran { gathered, .. }) if self.ends.on_gpu && !ahead => started + *gathered,
             _ => started,
         };
-        EndedRun { lost: self.worker.lost(task.model), task, executed, started, ended: Instant::now() }
-    }
-}
-
-/// A result that its receiver has.
-struct Told {
-    /// Whether a next task is expected soon: a member continues with another block.
-    soon: bool,
-    /// Whether the lane held its next task.
-    held_next: bool,
-}
-
-impl TaskEnds {
-    /// Finishes a task that has run.
-    fn result(&self, run: EndedRun) -> TaskResult {
-        let EndedRun { task, executed, started, ended, lost } = run;
-        let (done, lost, host_time) = match executed {
-            Ok(Executed::Completed(done)) => (Ok(done), lost, Duration::ZERO),
-            Ok(Executed::Ran { ran, host_time, .. }) => {
-                let (done, lost) = match catch_panic(|| Ok(ran.finish(&task, &self.slots, &self.account))) {
-                    Ok(Ok(done)) => (Ok(done), lost),
-                    Ok(Err((cause, loss))) => (Err(cause), loss.or(lost)),
-                    Err(panicked) => (Err(panicked), lost),
-                };
-                (done, lost, if self.on_gpu { host_time } else { Duration::ZERO })
-            }
-            Err(cause) => (Err(cause), lost, Duration::ZERO),
-        };
-        let (outcome, rerun) = match done {
-            Ok(CompletedTask { progress, rerun }) => (Ok(progress), rerun),
-            Err(cause) => (Err(cause), None),
-        };
-        let lost = lost.filter(|_| outcome.is_err());
-        // A GPU is free once the run has ended, and another device once this thread is.
-        let finished = if self.on_gpu { ended } else { Instant::now() };
-        TaskResult { id: task.id, outcome, rerun, lost, started, finished, host_time, holds_next: false }
-    }
-
-    /// Reports the result of a task, after which the lane holds `left` ones.
-    fn report(&self, result: TaskResult, left: usize) -> Told {
-        let id = result.id;
-        self.abort.release(id);
-        let held_next = left > 0;
-        let result = TaskResult { holds_next: held_next, ..result };
-        let soon = result.outcome.iter().flatten().any(|progress| !progress.ended && progress.failed.is_none());
-        if catch_unwind(AssertUnwindSafe(|| (self.sink)(result))).is_err() {
-            tracing::error!(task = id.0, "the receiver of a result panicked");
-        }
-        Told { soon, held_next }
+        let (lost, ended, waited) = (self.worker.lost(task.model), Instant::now(), Duration::ZERO);
+        EndedRun { task, executed, started, ended, waited, lost }
     }
 }
 

@@ -18,4 +18,5 @@ pub(crate) mod runner;
 pub(crate) mod second_thread;
 pub(crate) mod sharing;
 pub(crate) mod task;
+pub(crate) mod task_ends;
 pub(crate) mod worker;

@@ -405,7 +405,10 @@ impl PartRun<'_> {
             BlockOutputs::Here(outputs) => outputs,
             BlockOutputs::Coming(outputs) if outputs.have_rows(batch.rows) => return Ok(Some(outputs)),
             // Their rows show that requests cannot share batches, so the batch runs again.
-            BlockOutputs::Coming(outputs) => outputs.receive().map_err(|(cause, _)| cause)?,
+            BlockOutputs::Coming(outputs) => outputs.receive().map_err(|(cause, loss)| {
+                loss.into_iter().for_each(|loss| attached.ready.down.set(loss));
+                cause
+            })?,
         };
         match (part, alone) {
             ([at], true) => keep_all_rows(plan, block, &mut states[*at], outputs),

@@ -44,14 +44,15 @@ pub fn serve_engine() -> io::Result<()> {
     };
     send(&mut socket, &RunReply::default())?;
     let buffers = inbound.buffers();
-    let memories = served.models.iter().map(|model| onnxruntime::input_memory(&**model)).collect();
-    let batches = read(socket.try_clone()?, BatchReader::new(inbound, memories))?;
+    let memories: Vec<_> = served.models.iter().map(|model| onnxruntime::input_memory(&**model)).collect();
+    let batches = read(socket.try_clone()?, BatchReader::new(inbound, memories.clone()))?;
     let replies = ReplyEnd::new(socket, outbound)?;
     loop {
         let ReceivedBatch { request, inputs, shared } = match batches.recv_timeout(kept::IDLE) {
             Ok(batch) => batch,
             Err(RecvTimeoutError::Timeout) => {
                 buffers.release();
+                memories.iter().flatten().for_each(|memory| memory.release());
                 continue;
             }
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
@@ -102,12 +103,12 @@ pub(super) struct ReceivedBatch {
 pub(super) struct BatchReader {
     inbound: InboundTensors,
     /// Memory of the engine for the inputs of each block, if it has some.
-    memories: Vec<Option<Box<dyn InputMemory>>>,
+    memories: Vec<Option<Arc<dyn InputMemory>>>,
     ahead: Option<(u64, Result<Vec<Tensor>, String>)>,
 }
 
 impl BatchReader {
-    pub(super) fn new(inbound: InboundTensors, memories: Vec<Option<Box<dyn InputMemory>>>) -> BatchReader {
+    pub(super) fn new(inbound: InboundTensors, memories: Vec<Option<Arc<dyn InputMemory>>>) -> BatchReader {
         BatchReader { inbound, memories, ahead: None }
     }
 

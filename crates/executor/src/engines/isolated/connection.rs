@@ -81,10 +81,11 @@ impl ProcessConnection {
         batch: &RunRequest,
         on_sent: impl FnOnce(&Arc<Mutex<SendingEnd>>) -> T,
     ) -> io::Result<(RunReply, Option<FollowingOutputs>)> {
-        self.receiving.expect(batch.number)?;
-        send(&mut self.exchange(), batch)?;
+        let until = Instant::now() + self.limit;
+        self.receiving.expect(batch.number, until)?;
+        send(&mut BatchExchange { socket: &self.socket, until }, batch)?;
         let sends_ahead = on_sent(&self.sending);
-        let received = self.receiving.reply(batch.number);
+        let received = self.receiving.reply(batch.number, until);
         drop(sends_ahead);
         let done = received?;
         let following = done.follows.then(|| FollowingOutputs::new(&self.receiving, &done));
@@ -115,11 +116,6 @@ impl ProcessConnection {
 
     pub(super) fn life(&self) -> &Arc<Life> {
         &self.life
-    }
-
-    /// Begins an exchange. It takes at most twice the limit, however slowly the process responds.
-    fn exchange(&self) -> BatchExchange<'_> {
-        BatchExchange { socket: &self.socket, until: Instant::now() + self.limit }
     }
 
     /// Kills the process after an exchange failed with `cause`. Returns a description of its end.

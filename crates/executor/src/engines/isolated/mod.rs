@@ -282,7 +282,10 @@ impl Runner for ProcessRunner {
     fn run(&mut self, call: &BlockCall<'_>) -> Result<Vec<BatchTensor>, ExecError> {
         match self.compute(&BlockCall { outputs_may_follow: false, ..*call })? {
             BlockOutputs::Here(outputs) => Ok(outputs),
-            BlockOutputs::Coming(outputs) => outputs.receive().map_err(|(cause, _)| cause),
+            BlockOutputs::Coming(outputs) => outputs.receive().map_err(|(cause, loss)| {
+                loss.into_iter().for_each(|loss| self.down.set(loss));
+                cause
+            }),
         }
     }
 
@@ -341,8 +344,9 @@ impl ComingOutputs for ComingFromProcess {
     fn receive(self: Box<Self>) -> Result<Vec<BatchTensor>, (ExecError, Option<Loss>)> {
         let ComingFromProcess { plan, block, processes, following } = *self;
         let given = following.receive().map_err(|end| {
-            let (cause, loss) = lost(&processes, &end);
-            (cause, Some(loss))
+            let cause = format!("the process of the model's engine ended before the batch's outputs had come: {end}");
+            // The batch had run, so another one has ended the process.
+            (ExecError(cause), Some(Loss { retry_after: processes.back_in(), inside: false }))
         })?;
         let given = given.map_err(|cause| (ExecError(cause), None))?;
         outputs_of(&plan, block, given).map_err(|cause| (cause, None))

@@ -24,6 +24,7 @@ pub(super) struct ReceivingEnd {
 }
 
 struct ReceivingState {
+    /// Memory of received tensors.
     inbound: InboundTensors,
     /// Whether a thread reads.
     reads: bool,
@@ -48,11 +49,13 @@ impl ReceivingEnd {
 
     /// Prepares for the replies to a batch that is about to be sent. Waits for the outputs that
     /// follow, but not for the outputs of the batch before: the process writes beside them.
-    pub(super) fn expect(&self, number: u64) -> io::Result<()> {
+    pub(super) fn expect(&self, number: u64, until: Instant) -> io::Result<()> {
         let mut state = self.state.lock();
         while state.following.iter().any(|&number| number != state.last) {
             state.check()?;
-            self.changed.wait(&mut state);
+            if self.changed.wait_until(&mut state, until).timed_out() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
         }
         state.check()?;
         state.expected.push(number);
@@ -62,9 +65,9 @@ impl ReceivingEnd {
 
     /// Waits for the reply to a batch: that it has failed, or has run. Its outputs have come, too,
     /// unless they follow.
-    pub(super) fn reply(&self, number: u64) -> io::Result<RunReply> {
+    pub(super) fn reply(&self, number: u64, until: Instant) -> io::Result<RunReply> {
         let mut state = self.state.lock();
-        let mut reply = self.wait(&mut state, number)?;
+        let mut reply = self.wait(&mut state, number, until)?;
         match reply.follows {
             true => state.following.push(number),
             false => state.end(number, &mut reply)?,
@@ -75,7 +78,7 @@ impl ReceivingEnd {
     /// Waits for the outputs of a batch, which follow.
     fn outputs(&self, number: u64) -> io::Result<RunReply> {
         let mut state = self.state.lock();
-        let reply = self.wait(&mut state, number).and_then(|mut reply| {
+        let reply = self.wait(&mut state, number, Instant::now() + self.limit).and_then(|mut reply| {
             state.end(number, &mut reply)?;
             Ok(reply)
         });
@@ -94,8 +97,7 @@ impl ReceivingEnd {
     }
 
     /// Waits for the next reply to a batch. Reads if no other thread does.
-    fn wait(&self, state: &mut MutexGuard<'_, ReceivingState>, number: u64) -> io::Result<RunReply> {
-        let until = Instant::now() + self.limit;
+    fn wait(&self, state: &mut MutexGuard<'_, ReceivingState>, number: u64, until: Instant) -> io::Result<RunReply> {
         loop {
             if let Some(at) = state.replies.iter().position(|reply| reply.number == number) {
                 return Ok(state.replies.remove(at));
@@ -124,16 +126,19 @@ impl ReceivingState {
     /// Notes what was read: a reply to a batch that is expected, or a failure.
     fn note(&mut self, read: io::Result<RunReply>) {
         match read {
-            Ok(reply) if self.is_expected(reply.number) => self.replies.push(reply),
+            Ok(reply) if self.is_expected(&reply) => self.replies.push(reply),
             Ok(reply) => self.broken = Some((io::ErrorKind::InvalidData, format!("to batch {}", reply.number))),
             Err(cause) => self.broken = Some((cause.kind(), cause.to_string())),
         }
     }
 
-    /// Whether a reply to a batch is missing.
-    fn is_expected(&self, number: u64) -> bool {
-        let is_whole = |reply: &RunReply| reply.number == number && !reply.follows;
-        self.expected.contains(&number) && !self.replies.iter().any(is_whole)
+    /// Whether this reply to a batch is missing: first that its outputs follow, at most once, then
+    /// the outputs or an error.
+    fn is_expected(&self, reply: &RunReply) -> bool {
+        let number = reply.number;
+        let has = |follows: bool| self.replies.iter().any(|read| read.number == number && read.follows == follows);
+        let repeats = reply.follows && (has(true) || self.following.contains(&number) || reply.error.is_some());
+        self.expected.contains(&number) && !has(false) && !repeats
     }
 
     /// Fetches the outputs of a batch, which is answered whole.
@@ -145,7 +150,9 @@ impl ReceivingState {
 
 /// The outputs of a batch that has run, which follow. Dropping them waits for them as well.
 pub(super) struct FollowingOutputs {
+    /// The end that receives them.
     end: Arc<ReceivingEnd>,
+    /// Number of the batch.
     number: u64,
     /// Shapes of the outputs.
     shapes: Vec<Vec<i64>>,

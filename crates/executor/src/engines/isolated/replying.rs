@@ -3,7 +3,7 @@
 //! The outputs of a large batch may follow its reply. Another thread then copies them for the
 //! server while the next batch runs.
 
-use super::protocol::{PackedTensor, RunReply, RunRequest, fits, number, send};
+use super::protocol::{MAX_SHARED, PackedTensor, RunReply, RunRequest, fits, number, send};
 use super::transfer::{MIN_SHARED, OutboundTensors, OutgoingTensor};
 use crate::Tensor;
 use bytes::Bytes;
@@ -22,13 +22,16 @@ pub(super) struct ReplyEnd {
 }
 
 struct SharedReplyEnd {
+    /// The socket, and the memory of outputs.
     state: Mutex<ReplyState>,
     /// Used bytes of the shared memory.
     bytes: AtomicUsize,
 }
 
 struct ReplyState {
+    /// Connection to the server.
     socket: UnixStream,
+    /// Memory of outputs.
     outbound: OutboundTensors,
     /// Whether the outputs of the last batch follow, so that the server may not have read them.
     is_unread: bool,
@@ -58,7 +61,8 @@ impl ReplyEnd {
             Err(cause) => return send(&mut self.shared.state.lock().socket, &failed(number, cause)),
         };
         let bytes: usize = outputs.iter().map(|output| output.data.len()).sum();
-        if !batch.may_follow || bytes < MIN_SHARED {
+        // Batches beyond the shared memory may be too large, and then run again in parts.
+        if !batch.may_follow || !(MIN_SHARED..=MAX_SHARED).contains(&bytes) {
             return self.shared.send_outputs(reply, &outputs, false);
         }
         let reply = RunReply { outputs: outputs.iter().map(without_data).collect(), follows: true, ..reply };
@@ -122,7 +126,7 @@ mod tests {
     use ripieno_model::DataType;
     use std::os::unix::process::CommandExt;
     use std::process::{Child, Command};
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     /// The server's end of a connection, and a thread that answers each batch with as many bytes as
     /// it has rows.
@@ -160,9 +164,10 @@ mod tests {
 
         /// Runs a batch. Returns its outputs, or those that follow.
         fn run(&mut self, batch: &RunRequest) -> io::Result<Result<RunReply, FollowingOutputs>> {
-            self.receiving.expect(batch.number)?;
+            let until = Instant::now() + Duration::from_secs(60);
+            self.receiving.expect(batch.number, until)?;
             send(&mut self.socket, batch)?;
-            let reply = self.receiving.reply(batch.number)?;
+            let reply = self.receiving.reply(batch.number, until)?;
             Ok(if reply.follows { Err(FollowingOutputs::new(&self.receiving, &reply)) } else { Ok(reply) })
         }
     }

@@ -76,7 +76,9 @@ impl InputTensor {
 
 /// The input tensors of a block on one GPU, or on the CPU.
 pub(super) struct InputTensors {
+    /// Number of the GPU.
     gpu: Option<u32>,
+    /// The tensors.
     state: Mutex<TensorState>,
 }
 
@@ -143,34 +145,46 @@ pub(super) struct ReceivedInputs {
 
 impl InputMemory for ReceivedInputs {
     fn take(&self, datatype: DataType, shape: &[i64]) -> Option<Box<dyn InputSpace>> {
+        if matches!(datatype, DataType::Bool | DataType::Bytes) {
+            return None;
+        }
         let shape = if self.unbatched { shape.get(1..)? } else { shape };
         let made = || {
             // Taking memory is an error while a session records work for the GPU.
             let _turn = turn(self.tensors.gpu);
             self.tensors.make(datatype, shape).ok().flatten()
         };
-        let mut tensor = self.tensors.take_spare(datatype, shape).or_else(made)?;
-        let has_memory = tensor.bytes_mut().is_some_and(|bytes| !bytes.is_empty());
-        has_memory.then(|| Box::new(TakenInput { tensor, tensors: Arc::clone(&self.tensors) }) as Box<dyn InputSpace>)
+        let tensor = Some(self.tensors.take_spare(datatype, shape).or_else(made)?);
+        let mut taken = TakenInput { tensor, tensors: Arc::clone(&self.tensors) };
+        if taken.bytes_mut().is_empty() { None } else { Some(Box::new(taken)) }
+    }
+
+    fn release(&self) {
+        self.tensors.state.lock().spare.clear();
     }
 }
 
-/// A tensor to receive an input into.
+/// A tensor to receive an input into. Without one, it is used again.
 struct TakenInput {
-    tensor: InputTensor,
+    tensor: Option<InputTensor>,
     tensors: Arc<InputTensors>,
 }
 
 impl InputSpace for TakenInput {
     fn bytes_mut(&mut self) -> &mut [u8] {
-        self.tensor.bytes_mut().unwrap_or_default()
+        self.tensor.as_mut().and_then(InputTensor::bytes_mut).unwrap_or_default()
     }
 
-    fn freeze(self: Box<Self>) -> Bytes {
-        let TakenInput { tensor, tensors } = *self;
-        let tensor = Arc::new(tensor);
-        tensors.state.lock().received.push(Arc::clone(&tensor));
-        Bytes::from_owner(ReceivedInput { tensor: Some(tensor), tensors })
+    fn freeze(mut self: Box<Self>) -> Bytes {
+        let (tensor, tensors) = (self.tensor.take().map(Arc::new), Arc::clone(&self.tensors));
+        tensors.state.lock().received.extend(tensor.clone());
+        Bytes::from_owner(ReceivedInput { tensor, tensors })
+    }
+}
+
+impl Drop for TakenInput {
+    fn drop(&mut self) {
+        self.tensors.give_back(self.tensor.take());
     }
 }
 

@@ -330,11 +330,11 @@ impl SessionPools {
 
 /// Returns the memory into which the batches of a model's first block can be received, at its first
 /// place. `None` if it gains nothing, or if another engine loaded the model.
-pub(crate) fn input_memory(loaded: &dyn LoadedModel) -> Option<Box<dyn InputMemory>> {
+pub(crate) fn input_memory(loaded: &dyn LoadedModel) -> Option<Arc<dyn InputMemory>> {
     let model = EngineModel::<Arc<SessionPools>>::of(loaded, NAME).ok()?;
     let SessionPools { inputs, unbatched, .. } = &*model.data;
     let tensors = Arc::clone(inputs[0][0].get()?);
-    Some(Box::new(ReceivedInputs { tensors, unbatched: *unbatched }))
+    Some(Arc::new(ReceivedInputs { tensors, unbatched: *unbatched }))
 }
 
 /// Waits until no other session of this process is created or runs on a GPU.

@@ -5,7 +5,7 @@ use crate::contract::model::EngineModel;
 use crate::run::plan::{BlockIo, ModelPlan};
 use crate::run::rows::BatchTensor;
 use crate::run::runner::{BlockCall, BlockOutputs, ComingOutputs, Runner};
-use crate::{BlockSource, MemberProgress, ModelSource, RequestEntry, TaskMember, Tensor};
+use crate::{BlockSource, Loss, MemberProgress, ModelSource, RequestEntry, TaskMember, Tensor};
 use bytes::Bytes;
 use ripieno_base::{BlockId, LaneId, RequestSlot, TaskId};
 use ripieno_model::{DataType, TensorSpec};
