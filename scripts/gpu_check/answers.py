@@ -9,7 +9,8 @@ import math
 import threading
 import urllib.request
 
-# The largest difference of FP32 answers, relative to an output's largest number, that counts as equal.
+# The largest difference of FP32 answers, relative to an output's largest number, that counts as
+# equal.
 EQUAL = 5e-3
 REQUEST_S = 60.0
 FAULTS = (OSError, ValueError, KeyError, http.client.HTTPException)

@@ -11,7 +11,8 @@ from bundle import ROOT
 
 HIDDEN, SMALL, TINY, IDS = 1024, 64, 4, 1000
 PACKED = ROOT / "built"
-# Steps of a weight in its standard deviation. Weights of few values pack well, and cost a GPU the same.
+# Steps of a weight in its standard deviation. Weights of few values pack well, and cost a GPU the
+# same.
 LEVELS = 2
 
 
@@ -76,7 +77,8 @@ FILES = {
     "tiny-product": lambda: lstm(TINY),
 }  # fmt: skip
 
-# More requests wait than the default of max_queue lets in, and cuDNN rounds otherwise than the processor over 330 steps.
+# More requests wait than the default of max_queue lets in, and cuDNN rounds otherwise than the
+# processor over 330 steps.
 WHOLE = """slo_ms = 60000
 max_length = 330
 max_batch = {batch}

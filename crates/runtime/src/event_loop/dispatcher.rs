@@ -38,8 +38,8 @@ pub(crate) struct TaskStart<'a> {
     pub(crate) block: BlockId,
     /// The block's description, with the profile in use.
     pub(crate) spec: &'a Block,
-    /// The delay of gathering a batch of the model.
-    pub(crate) gather: NetworkDelay,
+    /// The delay by the time of the host for a batch of the model.
+    pub(crate) host: NetworkDelay,
     pub(crate) device: DeviceId,
     /// The device's latency in percent of the profile.
     pub(crate) percent: u32,
@@ -202,7 +202,7 @@ impl Dispatcher {
         let (earliest, share) = (now.max(start.not_before), spec.share(rows, length));
         self.lanes.start(now, device, lane, LaneTask { task: id, earliest, alone: latency, share });
         // Later blocks are at the device already.
-        let lead = if block == BlockId(0) { self.network.with(start.gather).lead(rows) } else { Nanos::ZERO };
+        let lead = if block == BlockId(0) { self.network.with(start.host).lead(rows) } else { Nanos::ZERO };
         let (kept, nodes) = self.tasks.lists(start.members, start.nodes);
         let in_flight = InFlight {
             model,

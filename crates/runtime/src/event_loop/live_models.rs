@@ -16,8 +16,8 @@ use ripieno_sched::{NetworkDelay, RequestClass, Shape};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Number of batches after which the delay of gathering is computed anew.
-const GATHERED_BATCHES: u32 = 16;
+/// Number of batches after which the delay by the time of the host is computed anew.
+const HOST_BATCHES: u32 = 16;
 
 /// All models of a scheduler, by id.
 pub(crate) struct LiveModels {
@@ -42,9 +42,9 @@ pub(crate) struct LiveModel {
     shapes: Option<ShapeTable>,
     calibration: Calibration,
     /// Times of the host between two computations, during which devices can compute.
-    gathering: DataDelay,
+    host_times: DataDelay,
     /// The delay by these times that the core plans with.
-    gather_delay: NetworkDelay,
+    host_delay: NetworkDelay,
 }
 
 /// A completed task as its model learns from it.
@@ -56,7 +56,7 @@ pub(crate) struct LearntTask {
     /// See [`TaskResult::host_time`](ripieno_executor::TaskResult::host_time).
     pub(crate) host_time: Duration,
     /// Quantile of these times that is planned with, in thousandths.
-    pub(crate) gather_permille: u32,
+    pub(crate) host_permille: u32,
     /// Whether the whole task ran once and without an error.
     pub(crate) sound: bool,
     /// Lateness of the end; `None` if the end does not show how late batches are.
@@ -69,8 +69,8 @@ pub(crate) struct LearntCosts {
     pub(crate) better: Option<Profile>,
     /// Profiled duration of the task for its size of inputs; `None` while that size is unknown.
     pub(crate) cost: Option<Nanos>,
-    /// A changed delay of gathering.
-    pub(crate) gather_delay: Option<NetworkDelay>,
+    /// A changed delay by the time of the host.
+    pub(crate) host_delay: Option<NetworkDelay>,
 }
 
 /// A part that was dropped before it ran.
@@ -97,8 +97,8 @@ impl LiveModels {
             leaving: false,
             shapes,
             calibration,
-            gathering: DataDelay::default(),
-            gather_delay: NetworkDelay::default(),
+            host_times: DataDelay::default(),
+            host_delay: NetworkDelay::default(),
         });
     }
 
@@ -206,10 +206,10 @@ impl LiveModel {
         }
     }
 
-    /// Counts a task. Returns the block that it runs, and the delay of gathering its batch.
+    /// Counts a task. Returns the block that it runs, and the delay by the time of the host.
     pub(crate) fn start_task(&mut self, block: BlockId) -> (&Block, NetworkDelay) {
         self.tasks += 1;
-        (&self.calibration.model().blocks[block.index()], self.gather_delay)
+        (&self.calibration.model().blocks[block.index()], self.host_delay)
     }
 
     pub(crate) fn end_task(&mut self) {
@@ -240,24 +240,24 @@ impl LiveModel {
         if let Some(shapes) = self.shapes.as_mut().filter(|_| fair) {
             shapes.observe(now, class.shape, took, profiled);
         }
-        let gather_delay = if sound { self.learn_gathering(task) } else { None };
-        LearntCosts { better, cost: cost_known.then(|| class.cost.of(profiled)), gather_delay }
+        let host_delay = if sound { self.learn_host_time(task) } else { None };
+        LearntCosts { better, cost: cost_known.then(|| class.cost.of(profiled)), host_delay }
     }
 
     /// Learns from the host's time for a batch. Returns the delay to plan with if it has changed.
-    fn learn_gathering(&mut self, task: &LearntTask) -> Option<NetworkDelay> {
+    fn learn_host_time(&mut self, task: &LearntTask) -> Option<NetworkDelay> {
         if task.host_time.is_zero() {
             return None;
         }
-        self.gathering.add(task.ran.rows, task.host_time);
-        if !self.gathering.samples().is_multiple_of(GATHERED_BATCHES) {
+        self.host_times.add(task.ran.rows, task.host_time);
+        if !self.host_times.samples().is_multiple_of(HOST_BATCHES) {
             return None;
         }
-        let delay = self.gathering.planned(task.gather_permille);
+        let delay = self.host_times.planned(task.host_permille);
         let least = Nanos(i64::try_from(MIN_HOST_TIME.as_nanos()).unwrap_or(i64::MAX));
         // A device does not use the host for such batches beside another one.
         let delay = if delay.lead(self.model().max_batch) < least { NetworkDelay::default() } else { delay };
-        (std::mem::replace(&mut self.gather_delay, delay) != delay).then_some(delay)
+        (std::mem::replace(&mut self.host_delay, delay) != delay).then_some(delay)
     }
 
     /// Replaces the profile that the scheduler plans with for a block.

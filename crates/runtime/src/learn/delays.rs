@@ -1,5 +1,5 @@
 //! Delays before a batch computes, as distributions that forget: between the processes of a
-//! cluster, and of gathering.
+//! cluster, and by the time of the host.
 //!
 //! Clocks of machines differ, so only spans of one clock are compared. A message's delay is half of
 //! a round trip without the time that the other side spent.

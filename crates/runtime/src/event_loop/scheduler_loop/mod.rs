@@ -280,16 +280,16 @@ impl SchedulerLoop {
         // A batch that was stopped, run again or lost does not show how late batches end.
         let late_by = (outcome != Outcome::Cancelled && !rerun && lost.is_none()).then_some(now - expected);
         // As with delays in a cluster: a policy that learns how late batches are needs no reserve.
-        let gather_permille = if self.core.learns_occupancy() { 500 } else { 990 };
+        let host_permille = if self.core.learns_occupancy() { 500 } else { 990 };
         let known = self.models.of(ended.model);
         known.end_task();
-        let task = LearntTask { ran, class, host_time, gather_permille, sound: ended.is_sound(), late_by };
+        let task = LearntTask { ran, class, host_time, host_permille, sound: ended.is_sound(), late_by };
         known.learn(now, from, &self.speeds, &task)
     }
 
     /// Plans with the corrected profile, or compares the device's speed with it.
     fn apply_learnt(&mut self, now: Time, from: DeviceId, ended: &EndedTask, learnt: LearntCosts) {
-        if let Some(delay) = learnt.gather_delay.filter(|_| !self.models.of(ended.model).is_leaving()) {
+        if let Some(delay) = learnt.host_delay.filter(|_| !self.models.of(ended.model).is_leaving()) {
             self.core.control(Control::GatherMeasured(ended.model, delay));
         }
         if let Some(better) = learnt.better {
@@ -383,7 +383,7 @@ impl SchedulerLoop {
         match action {
             Action::Start { task, model, block, device, lane, length, not_before } => {
                 let (members, nodes) = (self.core.members(task), self.core.nodes(task));
-                let (spec, gather) = self.models.of(model).start_task(block);
+                let (spec, host) = self.models.of(model).start_task(block);
                 let percent = self.speeds.percent(device);
                 let cost = self.jobs.owner(members[0]).1.class.cost;
                 let start = TaskStart {
@@ -391,7 +391,7 @@ impl SchedulerLoop {
                     model,
                     block,
                     spec,
-                    gather,
+                    host,
                     device,
                     percent,
                     cost,
